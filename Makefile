@@ -1,0 +1,50 @@
+# Every target creates .venv and installs what it needs on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test test-all lint format bench docs clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 20
+
+setup: $(STAMP)  ## create .venv and install vort with everything it can use
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "vort needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[hf,lab,dev]'
+	@touch $(STAMP)
+
+reproduce: $(STAMP)  ## redo the paper's claims at laptop size; ends with a table and reports/
+	$(BIN)/vort reproduce
+
+test: $(STAMP)  ## the tests that run in minutes on two cores
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: $(STAMP)  ## every test, the slow ones included
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(STAMP)  ## ruff (lint and format) and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## the measured comparisons that this machine can run
+	$(BIN)/python benchmarks/retention_cpu.py
+
+docs: $(STAMP)  ## build the documentation into site/, strictly
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## remove what the targets made, except .venv
+	rm -rf site reports dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Tensor programs: pure functions over tensors, one folder for each op."""

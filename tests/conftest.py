@@ -1,0 +1,39 @@
+"""What every test runs under: fixed seeds, NaN in uninitialised memory, one thread a worker."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# hypothesis examples build tensors and run kernels; a deadline would measure the machine.
+settings.register_profile(
+    "vort",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("vort")
+
+# In deterministic mode torch.empty comes back filled with NaN: a missed write shows.
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.utils.deterministic.fill_uninitialized_memory = True
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is no GPU."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
