@@ -1,0 +1,64 @@
+"""What every feature map offers, and the precision that all of them compute in."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """Return the type a map computes in: float64 stays, everything narrower becomes float32."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def without_autocast(x: Tensor) -> torch.autocast:
+    """Return a context in which AMP leaves matrix products in the precision they were given."""
+    return torch.autocast(device_type=x.device.type, enabled=False)
+
+
+class FeatureMap(nn.Module):
+    """Maps `[..., head_dim]` to `[..., output_dim]`, each position by itself, hence causally.
+
+    Attributes:
+        head_dim: size of the last axis coming in.
+        output_dim: size of the last axis going out.
+        is_positive: whether φ(q)·φ(k) >= 0 for all q and k, so that a normaliser made of such
+            products and positive weights cannot change sign.
+
+    Features are computed in float32 (float64 for float64 inputs) and returned in the input's type.
+    """
+
+    is_positive: ClassVar[bool]
+
+    def __init__(self, head_dim: int, output_dim: int) -> None:
+        super().__init__()
+        if head_dim < 1:
+            raise ValueError(f"head_dim must be at least 1, got {head_dim}")
+        if output_dim < 1:
+            raise ValueError(f"num_features must be at least 1, got {output_dim}")
+        self.head_dim = head_dim
+        self.output_dim = output_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of `x`, the same for a query and for a key."""
+        raise NotImplementedError
+
+    def map_query(self, x: Tensor) -> Tensor:
+        """Return the features of queries, up to one positive factor for each position.
+
+        A normaliser cancels that factor, so a map may choose it for its numerical range. Without
+        a normaliser use `forward` for queries too.
+        """
+        features: Tensor = self(x)
+        return features
+
+    def check_input(self, x: Tensor) -> None:
+        """Raise a ValueError if the last axis of `x` is not `head_dim` long."""
+        if x.ndim < 1 or x.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"x must have a last axis of head_dim={self.head_dim}, got shape {tuple(x.shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        """Return the two dimensions for `repr`."""
+        return f"head_dim={self.head_dim}, output_dim={self.output_dim}"
