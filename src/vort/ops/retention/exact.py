@@ -1,0 +1,154 @@
+"""The definition: every pair of positions, one sum. Quadratic; what the rest is checked against."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vort.ops.retention.normalizer import normalize
+from vort.ops.retention.state import RetentionState, compute_dtype, starting_state
+from vort.ops.retention.varlen import each_sequence
+
+__all__ = ["exact_retention_with_kernel", "retention_exact"]
+
+Kernel = Callable[[Tensor, Tensor], Tensor]
+
+
+def retention_exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    *,
+    read: Tensor | None = None,
+    normalizer: str = "decayed",
+    include_self: bool = True,
+    initial_state: RetentionState | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    chunk_size: int = 64,
+    eps: float = 1e-6,
+) -> tuple[Tensor, RetentionState | None]:
+    """What `retention` returns, summed pair by pair as in eq. keyed-retrieval.
+
+    Arguments and shapes are those of `retention`; memory grows as T^2 S, `chunk_size` is unused.
+
+    >>> q = k = v = write = torch.ones(1, 3, 1, 1)
+    >>> o, _ = retention_exact(q, k, v, write, torch.zeros(1), normalizer="none")
+    >>> o.flatten().tolist()
+    [1.0, 2.0, 3.0]
+    """
+    dtype = compute_dtype(q, k, v)
+    decay = log_decay.to(dtype).expand(q.shape[2], write.shape[-1])
+    start = starting_state(initial_state, q, v, write, normalizer, cu_seqlens)
+
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor, state: RetentionState
+    ) -> tuple[Tensor, RetentionState]:
+        weights = _pair_weights(write, decay, read, include_self)
+        numerator, denominator = _retrieve(q, k, v, weights, normalizer, include_self)
+        past, past_sum = _retrieve_state(q, decay, read, state, normalizer)
+        if denominator is not None and past_sum is not None:
+            denominator = denominator + past_sum
+        output = normalize(numerator + past, denominator, eps)
+        return output, _final_state(k, v, write, decay, state, normalizer)
+
+    gate = torch.ones_like(write) if read is None else read
+    tensors = [x.to(dtype) for x in (q, k, v, write, gate)]
+    output, final = each_sequence(run, tensors, start, cu_seqlens)
+    return output.to(v.dtype), final if output_final_state else None
+
+
+def exact_retention_with_kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    order: Tensor,
+    kernel: Kernel,
+    *,
+    normalizer: str = "decayed",
+    include_self: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Retrieval with any memory kernel in place of the exponentials: `[B, T, H, V]`.
+
+    q, k [B, T, H, K]; v [B, T, H, V]; order [B, T, H], the order of each written token.
+    `kernel(order, lag)` gets order [B, H, 1, T] and lag [T, T] (never negative) and returns
+    weights [B, H, T, T]: row t, column i is what token i weighs after t - i steps. With the
+    Grünwald-Letnikov weights this is the paper's "exact fractional convolution".
+
+    >>> q = k = v = torch.ones(1, 3, 1, 1)
+    >>> order = torch.full((1, 3, 1), 2.0)
+    >>> halving = lambda order, lag: order ** -lag
+    >>> exact_retention_with_kernel(q, k, v, order, halving, normalizer="none").flatten().tolist()
+    [1.0, 1.5, 1.75]
+    """
+    dtype = compute_dtype(q, k, v)
+    lag, seen = _lags(q.shape[1], include_self, q.device)
+    weights = kernel(order.to(dtype).transpose(1, 2).unsqueeze(-2), lag)
+    weights = torch.where(seen, weights, torch.zeros((), dtype=dtype, device=q.device))
+    numerator, denominator = _retrieve(
+        q.to(dtype), k.to(dtype), v.to(dtype), weights.to(dtype), normalizer, include_self
+    )
+    return normalize(numerator, denominator, eps).to(v.dtype)
+
+
+def _lags(length: int, include_self: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Lag t - i of every pair, not below 0, and whether t may see i; both [T, T]."""
+    position = torch.arange(length, device=device)
+    lag = position[:, None] - position[None, :]
+    # Negative lags would overflow in exp and poison the gradient with 0 * inf: clamp, then mask.
+    return lag.clamp_min(0), lag >= (0 if include_self else 1)
+
+
+def _pair_weights(write: Tensor, decay: Tensor, read: Tensor, include_self: bool) -> Tensor:
+    """W[t, i] = sum_s read[t, s] exp(log_decay[s] (t - i)) write[i, s]; [B, H, T, T]."""
+    lag, seen = _lags(write.shape[1], include_self, write.device)
+    aged = torch.exp(decay[:, None, None, :] * lag[..., None]) * seen[..., None]
+    return torch.einsum("bths,htis,bihs->bhti", read, aged, write)
+
+
+def _retrieve(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, normalizer: str, include_self: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Numerator [B, T, H, V] and denominator [B, T, H] over the pairs of this call."""
+    scores = torch.einsum("bthk,bihk->bhti", q, k)
+    numerator = torch.einsum("bhti,bihv->bthv", scores * weights, v)
+    if normalizer == "none":
+        return numerator, None
+    if normalizer == "decayed":
+        return numerator, (scores * weights).sum(-1).transpose(1, 2)
+    _, seen = _lags(q.shape[1], include_self, q.device)
+    return numerator, (scores * seen).sum(-1).transpose(1, 2)
+
+
+def _retrieve_state(
+    q: Tensor, decay: Tensor, read: Tensor, state: RetentionState, normalizer: str
+) -> tuple[Tensor, Tensor | None]:
+    """What the initial state adds to numerator and denominator: it lies one step before token 0."""
+    lag = torch.arange(1, q.shape[1] + 1, device=q.device)
+    aged = read * torch.exp(decay * lag[:, None, None])
+    numerator = torch.einsum("bths,bthk,bhskv->bthv", aged, q, state.G)
+    if state.b is None:
+        return numerator, None
+    if normalizer == "undecayed":
+        return numerator, torch.einsum("bthk,bhk->bth", q, state.b[:, :, 0])
+    return numerator, torch.einsum("bths,bthk,bhsk->bth", aged, q, state.b)
+
+
+def _final_state(
+    k: Tensor, v: Tensor, write: Tensor, decay: Tensor, state: RetentionState, normalizer: str
+) -> RetentionState:
+    """The state after the last token (eq. G-rec and b-rec, unrolled)."""
+    length = k.shape[1]
+    lag = torch.arange(length - 1, -1, -1, device=k.device)
+    aged = write * torch.exp(decay * lag[:, None, None])
+    forgotten = torch.exp(decay * length)
+    G = forgotten[..., None, None] * state.G + torch.einsum("bihs,bihk,bihv->bhskv", aged, k, v)
+    if state.b is None:
+        return RetentionState(G, None)
+    if normalizer == "undecayed":
+        return RetentionState(G, state.b + k.sum(1).unsqueeze(2))
+    b = forgotten[..., None] * state.b + torch.einsum("bihs,bihk->bhsk", aged, k)
+    return RetentionState(G, b)

@@ -1,0 +1,1 @@
+"""`retention`: one signature, checked arguments, and the backend that suits the machine."""

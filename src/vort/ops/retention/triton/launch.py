@@ -1,0 +1,291 @@
+"""The kernels in order: states, scan, outputs; then states both ways, scans, gradients."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backward import key_kernel, normalizer_kernel, query_kernel
+from .forward import output_kernel
+from .states import scan_kernel, span_kernel
+from .tiling import Tiling, choose_tiling, power_of_two
+
+__all__ = ["Problem", "run_backward", "run_forward"]
+
+SCAN_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call: its sizes, where its spans lie, and what the kernels are told at compile time."""
+
+    tokens: int
+    length: int
+    sequences: int
+    heads: int
+    terms: int
+    key_dim: int
+    value_dim: int
+    normalizer: int
+    include_self: bool
+    eps: float
+    tiling: Tiling
+    slots: int
+    spans: int
+    table: Tensor | None
+    seq_span: Tensor | None
+    cu: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        v: Tensor,
+        terms: int,
+        cu_seqlens: Tensor | None,
+        normalizer: int,
+        include_self: bool,
+        eps: float,
+        chunk_size: int,
+    ) -> "Problem":
+        """Cut the sequences into spans, without reading `cu_seqlens` on the host."""
+        batch, length, heads, key_dim = q.shape
+        value_dim = v.shape[-1]
+        tiling = choose_tiling(key_dim, value_dim, terms, q.dtype, chunk_size or None)
+        tokens = batch * length
+        table = seq_span = None
+        if cu_seqlens is None:
+            sequences, spans = batch, -(-length // tiling.span)
+            slots = sequences * spans
+        else:
+            sequences = cu_seqlens.shape[0] - 1
+            # an upper bound: each sequence has at most one span that is not full
+            spans, slots = 0, tokens // tiling.span + sequences
+            table, seq_span = _span_table(cu_seqlens, tiling.span, slots)
+        return cls(
+            tokens, length, sequences, heads, terms, key_dim, value_dim, normalizer,
+            include_self, eps, tiling, slots, spans, table, seq_span, cu_seqlens,
+        )  # fmt: skip
+
+    @property
+    def norm_terms(self) -> int:
+        """Rows of b for each head."""
+        return (0, self.terms, 1)[self.normalizer]
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of rows over all span slots."""
+        return self.slots * (self.tiling.span // self.tiling.rows)
+
+    def common(self) -> dict[str, Any]:
+        """Compile-time sizes every kernel takes."""
+        return {
+            "H": self.heads,
+            "S": self.terms,
+            "K": self.key_dim,
+            "V": self.value_dim,
+            "SPAN": self.tiling.span,
+            "NORM": self.normalizer,
+            "VARLEN": self.cu is not None,
+        }
+
+    def block(self) -> dict[str, Any]:
+        """Compile-time sizes of the kernels that work on blocks of rows."""
+        tiling = self.tiling
+        return self.common() | {
+            "SP": tiling.modes,
+            "BK": tiling.keys,
+            "BT": tiling.rows,
+            "GB": tiling.group,
+            "SELF": self.include_self,
+            "PREC": tiling.precision,
+        }
+
+
+def _span_table(cu: Tensor, span: int, slots: int) -> tuple[Tensor, Tensor]:
+    """First token and end of every span slot `[slots, 2]`; the first slot of every sequence."""
+    counts = (cu[1:] - cu[:-1] + span - 1) // span
+    ends = counts.cumsum(0)
+    first = ends - counts
+    slot = torch.arange(slots, device=cu.device)
+    owner = torch.searchsorted(ends, slot, right=True).clamp(max=counts.shape[0] - 1)
+    start = cu[owner] + (slot - first[owner]) * span
+    end = torch.minimum(start + span, cu[owner + 1])
+    table = torch.stack([start, end], 1) * (slot < ends[-1:]).unsqueeze(1)
+    return table.contiguous(), first.contiguous()
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _rate_stride(log_decay: Tensor) -> int:
+    return log_decay.shape[-1] if log_decay.dim() == 2 else 0
+
+
+def _launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
+    if grid > 0:
+        kernel[(grid,)](*args, **constants)
+
+
+def _span_states(
+    problem: Problem,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    log_decay: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """What every span adds to G (in the dtype of the inputs) and b (float32)."""
+    p, tiling = problem, problem.tiling
+    G = x.new_empty(p.slots, p.heads, p.terms, p.key_dim, p.value_dim)
+    b = None
+    if p.norm_terms:
+        b = x.new_empty(p.slots, p.heads, p.norm_terms, p.key_dim, dtype=torch.float32)
+    columns, warps, stages = tiling.state
+    blocks = _cdiv(p.key_dim, tiling.state_keys) * _cdiv(p.value_dim, columns)
+    _launch(
+        span_kernel, p.slots * p.heads * blocks,
+        x, y, weight, log_decay, scale, shift, G, b, p.table, p.length, p.spans,
+        _rate_stride(log_decay),
+        SP=tiling.modes, BK=tiling.state_keys, BV=columns, BL=tiling.state_rows,
+        REVERSE=reverse, HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
+        PREC=tiling.precision, num_warps=warps, num_stages=stages, **p.common(),
+    )  # fmt: skip
+    return G, b
+
+
+def _scan_states(
+    problem: Problem,
+    G: Tensor,
+    b: Tensor | None,
+    first: tuple[Tensor | None, Tensor | None],
+    log_decay: Tensor,
+    reverse: bool,
+    keep_last: bool,
+    others: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Turn G and b into what every span starts with, in place; last states and decay gradient."""
+    p = problem
+    G_last = b_last = grad = None
+    if keep_last:
+        sizes = (p.sequences, p.heads, p.terms, p.key_dim, p.value_dim)
+        G_last = G.new_empty(sizes, dtype=torch.float32)
+        if b is not None:
+            b_last = b.new_empty(p.sequences, p.heads, p.norm_terms, p.key_dim)
+    blocks = _cdiv(p.key_dim * p.value_dim, SCAN_BLOCK)
+    if b is not None:
+        blocks += _cdiv(p.key_dim, SCAN_BLOCK)
+    decay_grad = others[0] is not None
+    if decay_grad:
+        grad = G.new_zeros(p.sequences, p.heads, p.terms, blocks, dtype=torch.float32)
+    _launch(
+        scan_kernel, p.sequences * p.heads * p.terms * blocks,
+        G, b, others[0], others[1], first[0], first[1], G_last, b_last, log_decay, grad,
+        p.cu, p.seq_span, p.length, p.spans, _rate_stride(log_decay),
+        SB=p.norm_terms, BE=SCAN_BLOCK, REVERSE=reverse, HAS_FIRST=first[0] is not None,
+        HAS_LAST=keep_last, DECAY_GRAD=decay_grad, num_warps=4, **p.common(),
+    )  # fmt: skip
+    return G_last, b_last, grad
+
+
+def run_forward(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    G_first: Tensor | None,
+    b_first: Tensor | None,
+    keep_last: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Outputs, raw normaliser, final G and b. All tensors contiguous."""
+    p, tiling = problem, problem.tiling
+    G, b = _span_states(p, k, v, write, log_decay, None, None, reverse=False)
+    G_last, b_last, _ = _scan_states(p, G, b, (G_first, b_first), log_decay, False, keep_last)
+    o = torch.empty_like(v)
+    den = None
+    if p.normalizer:
+        den = v.new_empty(v.shape[:-1], dtype=torch.float32)
+    columns, warps, stages = tiling.output
+    _launch(
+        output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
+        q, k, v, write, read, log_decay, G, b, o, den, p.table, p.length, p.spans,
+        _rate_stride(log_decay), p.eps,
+        BV=columns, HAS_READ=read is not None, num_warps=warps, num_stages=stages, **p.block(),
+    )  # fmt: skip
+    return o, den, G_last, b_last
+
+
+def run_backward(
+    problem: Problem,
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    G_first: Tensor | None,
+    b_first: Tensor | None,
+    dG_last: Tensor | None,
+    db_last: Tensor | None,
+    o: Tensor,
+    den: Tensor | None,
+    decay_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients to q, k, v, write, read, log_decay `[H, S]`, initial G and b. All contiguous."""
+    p, tiling = problem, problem.tiling
+    inv = shift = None
+    if den is not None:
+        inv, shift = torch.empty_like(den), torch.empty_like(den)
+        _launch(
+            normalizer_kernel, _cdiv(den.numel(), 32),
+            o, do, den, inv, shift, den.numel(), p.eps,
+            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, num_warps=4,
+        )  # fmt: skip
+    rate_stride = _rate_stride(log_decay)
+    columns, warps, stages = tiling.grad
+    flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad, "BV": columns}
+    options = {"num_warps": warps, "num_stages": stages}
+    drate = (None, None)
+    if decay_grad:
+        sizes = (p.row_blocks, p.heads, tiling.modes)
+        drate = tuple(q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))  # type: ignore[assignment]
+
+    G, b = _span_states(p, k, v, write, log_decay, None, None, reverse=False)
+    _scan_states(p, G, b, (G_first, b_first), log_decay, reverse=False, keep_last=False)
+    dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
+    _launch(
+        query_kernel, p.row_blocks * p.heads,
+        q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, drate[0], p.table,
+        p.length, p.spans, rate_stride, **flags, **options,
+    )  # fmt: skip
+
+    R, rb = _span_states(p, q, do, read, log_decay, inv, shift, reverse=True)
+    dG_first, db_first, grad = _scan_states(
+        p, R, rb, (dG_last, db_last), log_decay, True, G_first is not None,
+        (G, b) if decay_grad else (None, None),
+    )  # fmt: skip
+    del G, b
+    dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
+    blocks = _cdiv(p.value_dim, columns)
+    # one value block: both at once; several: keys walk over them, values have a program for each
+    for keys, values, programs in (
+        [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
+    ):
+        _launch(
+            key_kernel, p.row_blocks * p.heads * programs,
+            q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, drate[1],
+            p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
+            **flags, **options,
+        )  # fmt: skip
+    dlog = None
+    if grad is not None and drate[0] is not None and drate[1] is not None:
+        dlog = grad.sum((0, 3)) + (drate[0].sum(0) + drate[1].sum(0))[:, : p.terms]
+    return dq, dk, dv, dwrite, dread, dlog, dG_first, db_first

@@ -1,0 +1,84 @@
+"""Block sizes by shape: a fixed table instead of autotuning, so that a first call is short."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+__all__ = ["Tiling", "choose_tiling", "power_of_two"]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How one shape is cut.
+
+    span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
+    a reference point in a diagonal block. The `state`, `output` and `grad` triples are
+    (value columns, warps, pipeline stages) of the kernels that build states, outputs, gradients.
+    """
+
+    span: int
+    rows: int
+    group: int
+    modes: int
+    keys: int
+    state_rows: int
+    state_keys: int
+    state: tuple[int, int, int]
+    output: tuple[int, int, int]
+    grad: tuple[int, int, int]
+    precision: str
+
+
+def power_of_two(n: int, least: int = 16) -> int:
+    """The smallest power of two that holds n, but no less than `least`.
+
+    >>> power_of_two(80), power_of_two(5)
+    (128, 16)
+    """
+    return max(least, 1 << (n - 1).bit_length())
+
+
+@lru_cache(maxsize=256)
+def choose_tiling(
+    key_dim: int, value_dim: int, terms: int, dtype: torch.dtype, chunk_size: int | None
+) -> Tiling:
+    """Block sizes for one shape; `chunk_size` overrides the span (rounded up to a power of two)."""
+    keys, values = power_of_two(key_dim), power_of_two(value_dim)
+    widest = max(keys, values)
+    modes = power_of_two(terms)
+    if dtype == torch.float32:
+        # ieee products run on plain multiply-adds: small tiles, no pipelining.
+        rows = 32 if widest <= 64 else 16
+        span = 64 if chunk_size is None else max(rows, power_of_two(chunk_size))
+        return Tiling(
+            span=span,
+            rows=rows,
+            group=8,
+            modes=modes,
+            keys=keys,
+            state_rows=min(span, 32),
+            state_keys=min(keys, 64),
+            state=(min(values, 64), 4, 1),
+            output=(min(values, 64), 4, 1),
+            grad=(min(values, 64), 4, 1),
+            precision="ieee",
+        )
+    # More states cost more traffic per span, more span costs more matrix work per token.
+    span = 128 if terms <= 2 else 256
+    if chunk_size is not None:
+        span = max(64, power_of_two(chunk_size))
+    warps = 4 if widest <= 64 else 8
+    return Tiling(
+        span=span,
+        rows=64,
+        group=16,
+        modes=modes,
+        keys=keys,
+        state_rows=min(span, 256 if widest <= 64 else 128),
+        state_keys=min(keys, 128),
+        state=(min(values, 128), warps, 2),
+        output=(min(values, 128), 4, 2),
+        grad=(min(values, 128), warps, 2),
+        precision="tf32",
+    )
