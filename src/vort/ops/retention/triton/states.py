@@ -109,10 +109,11 @@ def span_kernel(
 @triton.jit
 def _scan_step(p, n_spans, length, ptr, offs, mask, SPAN: tl.constexpr):
     """What span ``p`` adds and how many tokens it decays by (0 and 0 outside the sequence)."""
-    ok = (p >= 0) & (p < n_spans)
-    x = tl.load(ptr + offs, mask=mask & ok, other=0.0).to(tl.float32)
-    n = tl.minimum(length - p * SPAN, SPAN)
-    n = tl.where(ok, n, 0).to(tl.float32)
+    # compared as a block: the interpreter cannot and a block with a scalar truth value
+    left = offs * 0 + (n_spans - p)
+    ok = (left > 0) & (left <= n_spans) & mask
+    x = tl.load(ptr + offs, mask=ok, other=0.0).to(tl.float32)
+    n = tl.where(p >= 0, tl.minimum(tl.maximum(length - p * SPAN, 0), SPAN), 0).to(tl.float32)
     return x, n, ok
 
 
@@ -151,17 +152,17 @@ def _scan(
         c2 = c1 * d1 + x1
         c3 = c2 * d2 + x2
         if DECAY_GRAD:
-            g0 = tl.load(other + offs, mask=mask & ok0, other=0.0).to(tl.float32)
-            g1 = tl.load(other + step + offs, mask=mask & ok1, other=0.0).to(tl.float32)
-            g2 = tl.load(other + 2 * step + offs, mask=mask & ok2, other=0.0).to(tl.float32)
-            g3 = tl.load(other + 3 * step + offs, mask=mask & ok3, other=0.0).to(tl.float32)
+            g0 = tl.load(other + offs, mask=ok0, other=0.0).to(tl.float32)
+            g1 = tl.load(other + step + offs, mask=ok1, other=0.0).to(tl.float32)
+            g2 = tl.load(other + 2 * step + offs, mask=ok2, other=0.0).to(tl.float32)
+            g3 = tl.load(other + 3 * step + offs, mask=ok3, other=0.0).to(tl.float32)
             grad += (n0 * d0) * carry * g0 + (n1 * d1) * c1 * g1
             grad += (n2 * d2) * c2 * g2 + (n3 * d3) * c3 * g3
             other += 4 * step
-        tl.store(ptr + offs, carry.to(out_type), mask=mask & ok0)
-        tl.store(ptr + step + offs, c1.to(out_type), mask=mask & ok1)
-        tl.store(ptr + 2 * step + offs, c2.to(out_type), mask=mask & ok2)
-        tl.store(ptr + 3 * step + offs, c3.to(out_type), mask=mask & ok3)
+        tl.store(ptr + offs, carry.to(out_type), mask=ok0)
+        tl.store(ptr + step + offs, c1.to(out_type), mask=ok1)
+        tl.store(ptr + 2 * step + offs, c2.to(out_type), mask=ok2)
+        tl.store(ptr + 3 * step + offs, c3.to(out_type), mask=ok3)
         ptr += 4 * step
         carry = c3 * d3 + x3
     if HAS_LAST:
