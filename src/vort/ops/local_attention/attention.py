@@ -1,0 +1,99 @@
+"""The public form of local attention: checks, rotation, padding, then a backend."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .block import attend_blockwise
+from .checks import check_cu_seqlens, check_heads, check_padding_mask, check_window
+from .exact import local_attention_exact, sequence_starts
+from .rope import apply_rope
+
+LocalBackend = Literal["auto", "block", "exact"]
+
+
+def local_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    *,
+    scale: float | None = None,
+    rope_base: float | None = None,
+    padding_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    return_entropy: bool = False,
+    backend: LocalBackend = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Return causal sliding-window attention and, on request, the entropy of each row.
+
+    Shapes: q `[B, T, H, D]`, k `[B, T, Hkv, D]`, v `[B, T, Hkv, V]` with H a multiple of Hkv; the
+    output is `[B, T, H, V]` in the type of v, the entropy H_t = -sum_j a_tj log a_tj (eq. routing)
+    `[B, T, H]` in float32 (float64 for float64 inputs). Both are differentiable.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        window: positions attended to, the current one included.
+        scale: factor on q·k; 1/sqrt(D) by default.
+        rope_base: turn q and k by their positions (see `apply_rope`); None leaves them as they are.
+        padding_mask: `[B, T]` bool, False at padding. A padded position neither attends nor is
+            attended to: its output and entropy are zero, whatever it holds.
+        cu_seqlens: `[N + 1]` integers, bounds of sequences packed into a batch of one; positions
+            count from each start. Sequences may be empty.
+        return_entropy: also compute the entropy; otherwise None stands in its place.
+        backend: "block" (linear memory), "exact" (quadratic, for tests); "auto" is "block".
+
+    Example:
+        >>> q, k, v = torch.randn(3, 1, 100, 2, 16)
+        >>> o, entropy = local_attention(q, k, v, window=8, rope_base=1e4, return_entropy=True)
+        >>> o.shape, entropy.shape, bool((entropy[:, 8:] <= torch.tensor(8.0).log() + 1e-6).all())
+        (torch.Size([1, 100, 2, 16]), torch.Size([1, 100, 2]), True)
+    """
+    if backend not in ("auto", "block", "exact"):
+        raise ValueError(f"backend must be 'auto', 'block' or 'exact', got {backend!r}")
+    check_window(window)
+    check_heads(q, k, v)
+    B, T = q.shape[:2]
+    check_padding_mask(padding_mask, torch.Size((B, T)))
+    check_cu_seqlens(cu_seqlens, B, T)
+    start = None if cu_seqlens is None else sequence_starts(T, cu_seqlens, q.device)
+    if rope_base is not None:
+        position = torch.arange(T, device=q.device)
+        position = position if start is None else position - start
+        q, k = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if backend == "exact" or q.numel() == 0:
+        return local_attention_exact(
+            q,
+            k,
+            v,
+            window,
+            scale=scale,
+            padding_mask=padding_mask,
+            cu_seqlens=cu_seqlens,
+            return_entropy=return_entropy,
+        )
+    if padding_mask is not None:
+        q, k, v = (silence(x, padding_mask) for x in (q, k, v))
+    o, entropy = attend_blockwise(
+        q,
+        k,
+        v,
+        window,
+        scale=scale,
+        start=start,
+        valid=padding_mask,
+        return_entropy=return_entropy,
+    )
+    if padding_mask is not None:
+        o = silence(o, padding_mask)
+        entropy = None if entropy is None else entropy.masked_fill(~padding_mask[..., None], 0)
+    return o, entropy
+
+
+def silence(x: Tensor, padding_mask: Tensor) -> Tensor:
+    """Return `[..., H, D]` with zeros at padding, where there may be anything, even NaN."""
+    return x.masked_fill(~padding_mask[..., None, None], 0)
