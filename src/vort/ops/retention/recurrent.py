@@ -24,7 +24,7 @@ def retention_step(
     eps: float = 1e-6,
     inplace: bool = False,
 ) -> tuple[Tensor, RetentionState]:
-    """The output at one token `[B, H, V]` and the state after it (eq. G-rec, b-rec, retrieval-final).
+    """The output at one token `[B, H, V]` and the state after it (eq. G-rec, retrieval-final).
 
     q_t, k_t [B, H, K]; v_t [B, H, V]; write_t, read_t [B, H, S]; log_decay [S] or [H, S].
     `inplace=True` overwrites the given state, which must not need a gradient: decoding then
@@ -50,7 +50,9 @@ def retention_step(
     b = state.b
     if b is not None and normalizer == "decayed":
         b = _age(b, forget[..., None], inplace)
-    added = written.view(batch, heads, terms, key_dim) if normalizer == "decayed" else k.unsqueeze(2)
+    added = (
+        written.view(batch, heads, terms, key_dim) if normalizer == "decayed" else k.unsqueeze(2)
+    )
     update = torch.Tensor.baddbmm_ if inplace else torch.baddbmm
     before = (G, b)
     if not include_self:
@@ -117,7 +119,7 @@ def retention_recurrent(
     ) -> tuple[Tensor, RetentionState]:
         outputs = []
         if not wants_grad:
-            state = RetentionState(*(None if x is None else x.clone() for x in state))
+            state = RetentionState(state.G.clone(), None if state.b is None else state.b.clone())
         for t in range(q.shape[1]):
             output, state = retention_step(
                 state,

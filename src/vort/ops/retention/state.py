@@ -15,7 +15,7 @@ __all__ = [
 
 
 class RetentionState(NamedTuple):
-    """The memory after the last token, aged to it: the next token decays it by `exp(log_decay)` first.
+    """The memory after the last token; the next token decays it by `exp(log_decay)` first.
 
     G: [N, H, S, K, V], one matrix for each time scale (eq. G-rec).
     b: [N, H, S, K] for the decayed normaliser (eq. b-rec), [N, H, 1, K] for the undecayed one

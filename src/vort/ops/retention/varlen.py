@@ -32,5 +32,9 @@ def each_sequence(
         output, final = run(*pieces, RetentionState(state.G[index : index + 1], b))
         outputs.append(output)
         finals.append(final)
-    b = torch.cat([final.b for final in finals if final.b is not None]) if state.b is not None else None
+    b = (
+        torch.cat([final.b for final in finals if final.b is not None])
+        if state.b is not None
+        else None
+    )
     return torch.cat(outputs, 1), RetentionState(torch.cat([final.G for final in finals]), b)

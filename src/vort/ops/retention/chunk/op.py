@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vort.ops.retention.chunk_layout import BLOCK, Plan
-from vort.ops.retention.chunk_passes import Problem, run_backward, run_forward
+from vort.ops.retention.chunk.backward import run_backward
+from vort.ops.retention.chunk.forward import run_forward
+from vort.ops.retention.chunk.layout import SHORTEST, Plan
+from vort.ops.retention.chunk.problem import Problem
 from vort.ops.retention.state import RetentionState, compute_dtype, state_terms
 
 __all__ = ["retention_chunk"]
@@ -38,8 +40,8 @@ def retention_chunk(
     >>> o.flatten().tolist()
     [1.0, 2.0, 3.0]
     """
-    if chunk_size < BLOCK or chunk_size % BLOCK:
-        raise ValueError(f"chunk_size must be a positive multiple of {BLOCK}, got {chunk_size}")
+    if chunk_size < SHORTEST or chunk_size % SHORTEST:
+        raise ValueError(f"chunk_size must be a positive multiple of {SHORTEST}, got {chunk_size}")
     decay = log_decay.expand(q.shape[2], write.shape[-1])
     G, b = (None, None) if initial_state is None else initial_state
     tracked = (q, k, v, write, decay, read, G, b)
@@ -70,7 +72,7 @@ def _forward(
     eps: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output, signed inverse normaliser, states kept for the backward pass (G, b), final G and b."""
+    """Output, signed inverse normaliser, G and b kept for the backward pass, final G and b."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         options = (normalizer, include_self, chunk_size, eps)
         problem = Problem(q, k, v, write, log_decay, read, G, b, cu_seqlens, *options)
@@ -136,10 +138,11 @@ def _backward(
     include_self: bool,
     chunk_size: int,
     eps: float,
+    decay_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, write, log_decay, read, G and b."""
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        options = (normalizer, include_self, chunk_size, eps)
+        options = (normalizer, include_self, chunk_size, eps, decay_needs_grad)
         problem = Problem(q, k, v, write, log_decay, read, G, b, cu_seqlens, *options)
         grads = run_backward(problem, grad_output, inverse, (kept_G, kept_b), (grad_G, grad_b))
         initial_G = grads.initial[0].unflatten(-1, (problem.key_dim, problem.value_dim))
@@ -171,6 +174,7 @@ def _backward_shapes(
     include_self: bool,
     chunk_size: int,
     eps: float,
+    decay_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     heads, keys, values, terms = q.shape[2], q.shape[3], v.shape[3], write.shape[-1]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -205,7 +209,7 @@ def _differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]
     if grad_output is None:
         grad_output = torch.zeros_like(v)
     q, k, v, write, decay, to_read, to_G, to_b = _backward(
-        grad_output, grad_G, grad_b, *saved, *ctx.options
+        grad_output, grad_G, grad_b, *saved, *ctx.options, ctx.needs_input_grad[4]
     )
     return (
         *(q, k, v, write, decay),

@@ -1,5 +1,6 @@
 """How tokens are laid out in chunks: every sequence starts on a chunk of its own."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,14 +8,26 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "Chunk", "DenseLayout", "Layout", "PackedLayout", "Plan", "make_layout"]
+__all__ = [
+    "BLOCK",
+    "SHORTEST",
+    "Chunk",
+    "DenseLayout",
+    "Layout",
+    "PackedLayout",
+    "Plan",
+    "make_layout",
+]
 
-# Chunks are cut into blocks of this many tokens (see chunk_weights).
-BLOCK = 16
+# Chunks are cut into blocks of this many tokens (see weights).
+BLOCK = 8
+
+# Shorter chunks than this spend more on their states than on their tokens.
+SHORTEST = 16
 
 # Elements of the largest temporary, a [rows, H, tokens, S, max(K, V)] tensor. It is built and
-# used up segment by segment; 2^20 floats stay in a CPU's cache, a GPU wants more work at once.
-_WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 26}
+# used up segment by segment; 2^19 floats stay in a CPU's cache, a GPU wants more work at once.
+_WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -26,13 +39,15 @@ class Plan:
     max_segments: int
 
     @staticmethod
-    def of(q: Tensor, v: Tensor, write: Tensor, cu_seqlens: Tensor | None, chunk_size: int) -> "Plan":
+    def of(
+        q: Tensor, v: Tensor, write: Tensor, cu_seqlens: Tensor | None, chunk_size: int
+    ) -> "Plan":
         """The chunk length (shorter where sequences are), chunks in a segment, segments at most."""
         rows, length, heads, _ = q.shape
         sequences = 1 if cu_seqlens is None else max(cu_seqlens.shape[0] - 1, 1)
-        chunk = max(BLOCK, chunk_size)
+        chunk = chunk_size
         # A chunk is padded to its full length: do not spend 64 positions on sequences of 10.
-        while chunk % 2 == 0 and chunk > BLOCK and chunk // 2 >= length / sequences:
+        while chunk % (2 * SHORTEST) == 0 and chunk // 2 >= length / sequences:
             chunk //= 2
         chunks = length // chunk + sequences
         width = max(1, rows * heads * chunk * write.shape[-1] * max(q.shape[3], v.shape[3]))
@@ -50,7 +65,7 @@ class Chunk:
     last: slice | None
 
 
-class Layout:
+class Layout(ABC):
     """Chunks in order, and how to load and store a run of them."""
 
     chunks: Sequence[Chunk]
@@ -60,13 +75,13 @@ class Layout:
         self.chunk = chunk
         self.device = device
 
+    @abstractmethod
     def load(self, x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Chunks start..stop of x [B, T, H, D] as contiguous [n, rows, H, C, D], zero where padded."""
-        raise NotImplementedError
+        """Chunks start..stop of x [B, T, H, D] as [n, rows, H, C, D], contiguous, padded with 0."""
 
+    @abstractmethod
     def store(self, x: Tensor, start: int, stop: int, value: Tensor) -> None:
         """Write [n, rows, H, C, D] to the places of chunks start..stop in x, padding dropped."""
-        raise NotImplementedError
 
     def segments(self, size: int) -> list[tuple[int, int]]:
         """Runs of at most `size` chunks that cover all."""
@@ -100,7 +115,8 @@ class DenseLayout(Layout):
         missing = (stop - start) * self.chunk - piece.shape[1]
         if missing:
             piece = torch.nn.functional.pad(piece, (0, 0, 0, 0, 0, missing))
-        piece = piece.unflatten(1, (stop - start, self.chunk)).permute(1, 0, 3, 2, 4)
+        count = stop - start
+        piece = piece.view(x.shape[0], count, self.chunk, *x.shape[2:]).permute(1, 0, 3, 2, 4)
         return piece.to(dtype).contiguous()
 
     def store(self, x: Tensor, start: int, stop: int, value: Tensor) -> None:

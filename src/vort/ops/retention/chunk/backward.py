@@ -1,0 +1,183 @@
+"""The backward pass, segment by segment from the last."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vort.ops.retention.chunk.problem import Problem
+from vort.ops.retention.chunk.segment import Segment, enter, flat, matrices, spread
+from vort.ops.retention.chunk.states import run_states_backward
+from vort.ops.retention.chunk.weights import pair_weights_backward
+
+__all__ = ["run_backward"]
+
+
+class Gradients:
+    """Where the gradients of a problem go; G and b flattened as in `Problem.new_states`."""
+
+    def __init__(self, problem: Problem, final: tuple[Tensor | None, Tensor | None]) -> None:
+        self.q, self.k, self.v, self.write = (
+            torch.empty_like(x, memory_format=torch.contiguous_format)
+            for x in (problem.q, problem.k, problem.v, problem.write)
+        )
+        self.read = problem.new(0) if problem.read is None else torch.empty_like(self.write)
+        self.log_decay = problem.new(problem.heads, problem.terms)
+        self.final = problem.new_states(problem.sequences)
+        for place, given in zip(self.final, final, strict=True):
+            if given is not None:
+                place.copy_(given.reshape(place.shape))
+        # A sequence with no tokens hands its final gradient straight to its initial state.
+        self.initial = (self.final[0].clone(), self.final[1].clone())
+
+
+def run_backward(
+    problem: Problem,
+    grad_output: Tensor,
+    inverse: Tensor,
+    kept: tuple[Tensor, Tensor],
+    grad_final: tuple[Tensor | None, Tensor | None],
+) -> Gradients:
+    """Gradients of everything, from those of the output and the final states."""
+    grads = Gradients(problem, grad_final)
+    initial = problem.initial()
+    carry = problem.new_states(problem.layout.rows)
+    segments = problem.layout.segments(problem.plan.per_segment)
+    for index in reversed(range(len(segments))):
+        segment = Segment(problem, *segments[index])
+        state = (kept[0][index], kept[1][index])
+        written, G, b = enter(segment, state, initial)
+        reading = _reading_backward(segment, grad_output, inverse, G[:-1], b[:-1])
+        carry = _writing_backward(segment, reading, written, G[:-1], b[:-1], carry, grads)
+    return grads
+
+
+@dataclass
+class ReadingGradients:
+    """Gradients on the reading side of a segment.
+
+    q [.., C, K], reading [.., C, S], value [.., C, V] (of the sum before it is normalised),
+    scores and weights [.., C, C], total_read [.., C, S'] (of q . b for each row of b).
+    """
+
+    q: Tensor
+    reading: Tensor
+    value: Tensor
+    scores: Tensor
+    weights: Tensor
+    total_read: Tensor
+
+
+def _reading_backward(
+    segment: Segment, grad_output: Tensor, inverse: Tensor, G: Tensor, b: Tensor
+) -> ReadingGradients:
+    problem, shape = segment.problem, segment.q.shape
+    value = segment.load(grad_output)
+    signed = segment.load(inverse)
+    if problem.sum_terms:
+        value = value * signed.abs()
+    pairs = value @ segment.v.mT
+    asked = flat(problem.workspace.take("asking", *shape[:-1], problem.terms * shape[-1]))
+    torch.bmm(flat(value), matrices(G, problem).mT, out=asked)
+    reading = segment.read.new_zeros(()).expand(segment.reading.shape)
+    if problem.reading_needs_grad:
+        reading = _per_token(asked, segment.q.unsqueeze(-1), problem.terms).view(reading.shape)
+    q = _per_token(asked, segment.reading.unsqueeze(-2), problem.terms).view(shape)
+    total_read = value.new_empty(0)
+    through_sums: Tensor | float = 0.0
+    if problem.sum_terms:
+        # value . output without keeping the output: it is the same sum, taken by source.
+        drawn = (segment.pairs * pairs).sum(-1, keepdim=True)
+        drawn += (segment.q * q).sum(-1, keepdim=True)
+        total = -drawn * signed
+        total_read = total * segment.sum_reading
+        q += total_read @ b
+        if problem.normalizer == "decayed":
+            pairs += total
+            if problem.reading_needs_grad:
+                reading += total * (segment.q @ b.mT)
+        else:
+            through_sums = total * problem.decays.seen
+    scores = (pairs * segment.weights).add_(through_sums)
+    q += scores @ segment.k
+    return ReadingGradients(q, reading, value, scores, pairs * segment.scores, total_read)
+
+
+def _writing_backward(
+    segment: Segment,
+    read: ReadingGradients,
+    written: Tensor,
+    G: Tensor,
+    b: Tensor,
+    carry: tuple[Tensor, Tensor],
+    grads: Gradients,
+) -> tuple[Tensor, Tensor]:
+    """Fill in the gradients of a segment; return those of the states before it."""
+    problem, chunks, workspace = segment.problem, segment.chunks, segment.problem.workspace
+    asking = spread(segment.reading, segment.q, workspace, "asking")
+    leaving = workspace.take("leaving", G.shape[0] + 1, *G.shape[1:])
+    leaving[-1] = carry[0]
+    pair = (asking.flatten(1, 2).mT, read.value.flatten(1, 2))
+    drop = problem.decays.drop
+    run_states_backward(leaving, *pair, chunks, drop, grads.initial[0], grads.final[0])
+    states = matrices(leaving[1:], problem)
+    told = torch.bmm(flat(segment.v), states.mT, out=flat(asking))
+    writing = _per_token(told, segment.k.unsqueeze(-1), problem.terms).view(segment.writing.shape)
+    k = _per_token(told, segment.writing.unsqueeze(-2), problem.terms).view(segment.k.shape)
+    k += read.scores.mT @ segment.q
+    v = torch.bmm(flat(segment.pairs).mT, flat(read.value))
+    v = v.baddbmm_(flat(written), states).view(segment.v.shape)
+    if problem.decay_needs_grad:
+        grads.log_decay += _aging(G, leaving[1:], segment)
+
+    counting = workspace.take("counting", b.shape[0] + 1, *b.shape[1:])
+    counting[-1] = carry[1]
+    if problem.sum_terms:
+        pair = (read.total_read.flatten(1, 2).mT, segment.q.flatten(1, 2))
+        drop = problem.sum_drop
+        run_states_backward(counting, *pair, chunks, drop, grads.initial[1], grads.final[1])
+        k += segment.sum_writing @ counting[1:]
+        if problem.normalizer == "decayed":
+            writing += segment.k @ counting[1:].mT
+            if problem.decay_needs_grad:
+                grads.log_decay += _aging(b, counting[1:], segment)
+    _store_gates(segment, read, writing, grads)
+    for place, value in ((grads.q, read.q), (grads.k, k), (grads.v, v)):
+        segment.store(place, value)
+    return leaving[0], counting[0]
+
+
+def _store_gates(
+    segment: Segment, read: ReadingGradients, writing: Tensor, grads: Gradients
+) -> None:
+    """Gradients of read, write and log_decay: inside chunks, into them and out of them."""
+    problem = segment.problem
+    to_read, to_write, to_decay = pair_weights_backward(
+        read.weights, segment.read, segment.write, problem.decays, problem.decay_needs_grad
+    )
+    segment.store(grads.write, to_write + writing * segment.leave)
+    if problem.read is not None:
+        segment.store(grads.read, to_read + read.reading * segment.arrive)
+    if not problem.decay_needs_grad:
+        return
+    since_start = torch.arange(1, problem.plan.chunk + 1, device=writing.device).unsqueeze(-1)
+    aged = segment.reading * read.reading * since_start
+    aged += segment.writing * writing * segment.steps_to_end
+    grads.log_decay += to_decay
+    grads.log_decay += aged.sum((0, 1, 3))
+
+
+def _per_token(scales: Tensor, weight: Tensor, terms: int) -> Tensor:
+    """For each token, scales [.., C, S K] as [S, K] times a column [K, 1] or under a row [1, S]."""
+    matrices = scales.view(-1, terms, scales.shape[-1] // terms)
+    factor = weight.reshape(matrices.shape[0], *weight.shape[-2:])
+    return factor @ matrices if factor.shape[1] == 1 else matrices @ factor
+
+
+def _aging(entering: Tensor, leaving: Tensor, segment: Segment) -> Tensor:
+    """Gradient of log_decay [H, S] through the aging of states across whole chunks."""
+    # The states that entered have served: they hold the product.
+    met = entering.mul_(leaving).sum(-1)
+    length = segment.lengths
+    met *= segment.problem.decays.power[length].unsqueeze(1) * length[:, None, None, None]
+    return met.sum((0, 1))

@@ -1,0 +1,89 @@
+"""From a token's order to what it writes: the shared-rate basis, or the paper's banks."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Basis", "paper_banks", "shared_basis"]
+
+
+class Basis(Protocol):
+    """Rates shared by all orders, and weights for each: `w_j(order) ~ sum_s c_s exp(l_s j)`."""
+
+    @property
+    def log_decay(self) -> Tensor:
+        """[S], at most 0."""
+        ...
+
+    def weights(self, order: Tensor) -> Tensor:
+        """[...] to [..., S], differentiable."""
+        ...
+
+
+def shared_basis(order: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
+    """write `[B, T, H, S]` and log_decay `[S]` for orders `[B, T, H]`: one set of states for all.
+
+    >>> from vort.fractional import PowerLawBasis
+    >>> order = torch.full((1, 5, 2), 0.7)
+    >>> write, log_decay = shared_basis(order, PowerLawBasis.fit(horizon=1000, terms=8))
+    >>> write.shape, log_decay.shape
+    (torch.Size([1, 5, 2, 8]), torch.Size([8]))
+    """
+    return basis.weights(order), basis.log_decay.to(order.device)
+
+
+def paper_banks(
+    order: Tensor,
+    banks: int,
+    terms: int,
+    horizon: int,
+    *,
+    lowest: float = 0.05,
+    tolerance: float = 1e-3,
+) -> tuple[Tensor, Tensor]:
+    """write `[B, T, H, S']` and log_decay `[S']` for the paper's routing (eq. bank-update).
+
+    Bank k of K has the fixed order `lowest + (1 - lowest) k / K` and its own sum of exponentials
+    (theorem soe, as corrected in `vort.fractional.quadrature`) of `terms` terms; a token writes to
+    the nearest bank alone. S' = (K - 1) terms + 1: the bank of order 1 needs one term only.
+
+    The nearest bank has no gradient (the paper does not say how it is trained). Forwards the
+    choice is one-hot; backwards it is straight-through, as if a token shared its writing linearly
+    between the two neighbouring banks. Beyond the first bank the line goes on, so that an order
+    below it still feels a pull.
+
+    >>> write, log_decay = paper_banks(torch.full((1, 5, 2), 0.7), banks=4, terms=6, horizon=100)
+    >>> write.shape, int((write[0, 0, 0] != 0).sum())
+    (torch.Size([1, 5, 2, 19]), 6)
+    """
+    from vort.fractional.quadrature import legendre_soe
+
+    if banks < 1:
+        raise ValueError(f"banks must be at least 1, got {banks}")
+    if not 0 <= lowest < 1:
+        raise ValueError(f"lowest must lie in [0, 1), got {lowest}")
+    orders = [lowest + (1 - lowest) * (index + 1) / banks for index in range(banks)]
+    # The sum above reaches 1 only up to rounding, and order 1 is a case of its own.
+    orders[-1] = 1.0
+    rules = [legendre_soe(value, terms, horizon, tolerance) for value in orders]
+    choice = _nearest_bank(order, torch.tensor(orders, dtype=order.dtype, device=order.device))
+    sizes = torch.tensor([len(rule.rates) for rule in rules], device=order.device)
+    weights = torch.cat([torch.as_tensor(rule.weights) for rule in rules]).to(choice)
+    rates = torch.cat([torch.as_tensor(rule.rates) for rule in rules]).to(choice)
+    return choice.repeat_interleave(sizes, -1) * weights, -rates
+
+
+def _nearest_bank(order: Tensor, banks: Tensor) -> Tensor:
+    """One-hot of the nearest bank [..., K], with the gradient of linear interpolation."""
+    nearest = (order.unsqueeze(-1) - banks).abs().argmin(-1)
+    hard = torch.nn.functional.one_hot(nearest, len(banks)).to(order.dtype)
+    if len(banks) == 1:
+        return hard
+    right = torch.searchsorted(banks, order.detach().contiguous()).clamp(1, len(banks) - 1)
+    share = (order - banks[right - 1]) / (banks[right] - banks[right - 1])
+    to_right = torch.nn.functional.one_hot(right, len(banks)).to(order.dtype)
+    to_left = torch.nn.functional.one_hot(right - 1, len(banks)).to(order.dtype)
+    soft = to_right * share.unsqueeze(-1) + to_left * (1 - share).unsqueeze(-1)
+    # Only the gradient of `soft` is wanted; subtracting it from itself adds an exact 0.
+    return hard + (soft - soft.detach())
