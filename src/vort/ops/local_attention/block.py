@@ -79,16 +79,17 @@ class _Tiles:
     def _spread(self, x: Tensor, count: int) -> Tensor:
         return x.view(self.batch, self.kv_heads, count, -1, self.layout.size, x.shape[-1])
 
-    def log_weights(
+    def weights(
         self, q: Tensor, k: Tensor, first: int, count: int, *, log: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the attention weights p and, with `log`, log p (else p again)."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the attention weights p and, with `log`, log p."""
         scores = torch.baddbmm(self.bias, q, k.mT, alpha=self.scale)
         forbidden = self._forbidden(first, count)
         if forbidden is not None:
             self._spread(scores, count).masked_fill_(forbidden, MASKED)
-        log_p = scores.log_softmax(-1) if log else scores
-        p = log_p.exp() if log else scores.softmax(-1)
+        # Both from the scores: PyTorch's exp alone takes three times as long as either on a CPU.
+        p = scores.softmax(-1)
+        log_p = scores.log_softmax(-1) if log else None
         if forbidden is not None:  # only here can a row have no key at all
             self._spread(p, count).masked_fill_(forbidden, 0)
         return p, log_p
@@ -133,10 +134,10 @@ def _attend(
         for first, count in tiles.groups():
             q_tile = tiles.rows(tiles.q, first, count)
             k_tile = tiles.stretches(tiles.k, first, count)
-            p, log_p = tiles.log_weights(q_tile, k_tile, first, count, log=with_entropy)
+            p, log_p = tiles.weights(q_tile, k_tile, first, count, log=with_entropy)
             tile_o = torch.bmm(p, tiles.stretches(tiles.v, first, count))
             tiles.put_rows(o, tile_o, first, count)
-            if with_entropy:
+            if log_p is not None:
                 row_entropy = -torch.linalg.vecdot(p, log_p)[..., None]
                 tiles.put_rows(entropy, row_entropy, first, count)
     entropy = entropy[:, : q.shape[1]].squeeze(-1) if with_entropy else entropy.flatten()
@@ -189,12 +190,11 @@ def _attend_backward(
             q_tile = tiles.rows(tiles.q, first, count)
             k_tile = tiles.stretches(tiles.k, first, count)
             v_tile = tiles.stretches(tiles.v, first, count)
-            log = grad_entropy is not None
-            p, log_p = tiles.log_weights(q_tile, k_tile, first, count, log=log)
+            p, log_p = tiles.weights(q_tile, k_tile, first, count, log=grad_entropy is not None)
             grad_tile = tiles.rows(grad_o, first, count)
             tiles.add_stretches(grad_v, torch.bmm(p.mT, grad_tile), first, count)
             ds = torch.baddbmm(tiles.rows(shared, first, count), grad_tile, v_tile.mT, beta=-1)
-            if grad_entropy is not None:
+            if log_p is not None and grad_entropy is not None:
                 ds.addcmul_(log_p, tiles.rows(grad_entropy, first, count), value=-1)
             ds.mul_(p).mul_(scale)
             tiles.put_rows(grad_q, torch.bmm(ds, k_tile), first, count)

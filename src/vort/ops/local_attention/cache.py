@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .attention import local_attention, silence
-from .block import attend_blockwise
+from .block import MASKED, attend_blockwise
 from .checks import check_heads, check_padding_mask, check_window
 from .rope import apply_rope
 
@@ -122,8 +122,8 @@ def _attend_row(
         q = q.to(dtype).view(q.shape[0], k.shape[2], -1, q.shape[-1])
         scores = torch.einsum("bgrd,bjgd->bgrj", q, k.to(dtype)) * scale
         forbidden = ~valid[:, None, None]
-        log_p = scores.masked_fill(forbidden, -1e20).log_softmax(-1)
-        p = log_p.exp().masked_fill(forbidden, 0)
+        scores = scores.masked_fill(forbidden, MASKED)
+        p, log_p = scores.softmax(-1).masked_fill(forbidden, 0), scores.log_softmax(-1)
         o = torch.einsum("bgrj,bjgd->bgrd", p, v.to(dtype)).flatten(1, 2)
         entropy = -torch.linalg.vecdot(p, log_p).flatten(1, 2)
     return o, entropy
