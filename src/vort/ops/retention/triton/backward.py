@@ -100,9 +100,7 @@ def query_kernel(
                 z = tl.dot(dov, tl.trans(g), z, input_precision=PREC)
         z *= f[:, None]
         if MODES:
-            dr += tl.where(
-                modes[None, :] == s, tl.sum(qt.to(tl.float32) * z, axis=1)[:, None], 0.0
-            )
+            dr += tl.where(modes[None, :] == s, tl.sum(qt.to(tl.float32) * z, axis=1)[:, None], 0.0)
         if HAS_READ:
             z *= load_column(read, t0, n, h, H, s, S, BT)[:, None]
         dqt += z
@@ -265,15 +263,12 @@ def key_kernel(
                     gg = load_state(R, slot * S + s, 0, vb * BV, K, V, BK, BV)
                     z = tl.dot(vv, tl.trans(gg), z, input_precision=PREC)
             z *= f[:, None]
-            dw += tl.where(
-                modes[None, :] == s, tl.sum(kt.to(tl.float32) * z, axis=1)[:, None], 0.0
-            )
+            dw += tl.where(modes[None, :] == s, tl.sum(kt.to(tl.float32) * z, axis=1)[:, None], 0.0)
             dkt += z * w[:, None]
         if VALUES:
             if not KEYS:
                 g = load_state(R, slot * S + s, 0, own_v, K, V, BK, BV)
-            kw = (kt.to(tl.float32) * (f * w)[:, None]).to(dtype)
-            dvt = tl.dot(kw, g, dvt, input_precision=PREC)
+            dvt += (f * w)[:, None] * tl.dot(kt, g, input_precision=PREC)
 
     writet = load_modes(write, c0, n, h, H, modes, S, BT)
     if KEYS:

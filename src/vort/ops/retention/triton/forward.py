@@ -52,7 +52,8 @@ def output_kernel(
         if HAS_READ:
             f *= load_column(read, t0, n, h, H, s, S, BT)
         g = load_state(G, slot * S + s, 0, vb * BV, K, V, BK, BV)
-        acc = tl.dot((qt.to(tl.float32) * f[:, None]).to(dtype), g, acc, input_precision=PREC)
+        # scaled after the product: q stays put as an operand, and is not rounded S times
+        acc += f[:, None] * tl.dot(qt, g, input_precision=PREC)
 
     rates = load_rates(log_decay, h, rate_h, modes, S)
     row = tl.exp2(rates[None, :] * at[:, None].to(tl.float32))

@@ -238,7 +238,9 @@ def run_backward(
     o: Tensor,
     den: Tensor | None,
     decay_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
     """Gradients to q, k, v, write, read, log_decay `[H, S]`, initial G and b. All contiguous."""
     p, tiling = problem, problem.tiling
     inv = shift = None

@@ -12,6 +12,45 @@ import triton.language as tl
 from .tiles import load_column, load_modes, load_rates, load_rows, span_bounds
 
 
+@triton.jit
+def _span_normalizer(
+    x, weight, log_decay, shift, b, start, length, slot, h, k0, rate_h,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
+    SPAN: tl.constexpr, BL: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_SCALE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``b[span, h, s]``: every mode at once, as ``[weights]^T x``.
+
+    Not ``x^T [weights]``: for a tile 16 columns wide and 256 rows deep Triton 3.6 reads beyond it
+    in shared memory on Hopper.
+    """
+    SB: tl.constexpr = S if NORM == 1 else 1
+    modes = tl.arange(0, SP)
+    at = tl.arange(0, BL)
+    ks = k0 + tl.arange(0, BK)
+    acc = tl.zeros([SP, BK], dtype=tl.float32)
+    rates = load_rates(log_decay, h, rate_h, modes, S)
+    for part in range(SPAN // BL):
+        t0 = start + part * BL
+        n = length - part * BL
+        xt = load_rows(x, t0, n, h, H, k0, K, BL, BK)
+        if NORM == 1:
+            if REVERSE:
+                lag = at + part * BL + 1
+            else:
+                lag = tl.maximum(n - 1 - at, 0)
+            wt = tl.exp2(rates[None, :] * lag[:, None].to(tl.float32))
+            if HAS_WEIGHT:
+                wt *= load_modes(weight, t0, n, h, H, modes, S, BL)
+        else:
+            wt = tl.where(modes[None, :] + at[:, None] * 0 == 0, 1.0, 0.0)
+        if HAS_SCALE:
+            wt *= load_column(shift, t0, n, h, H, 0, 1, BL)[:, None]
+        acc = tl.dot(tl.trans(wt.to(xt.dtype)), xt, acc, input_precision=PREC)
+    out = b + slot * (SB * K) + modes[:, None] * K + ks[None, :]
+    tl.store(out, acc, mask=(ks[None, :] < K) & (modes[:, None] < SB))
+
+
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def span_kernel(
     x, y, weight, log_decay, scale, shift, G, b, table, T, SPANS, rate_h,
@@ -36,7 +75,6 @@ def span_kernel(
         return
     length = (end - start).to(tl.int32)
     at = tl.arange(0, BL)
-    modes = tl.arange(0, SP)
     slot = (span * H + h).to(tl.int64)
     ks = kb * BK + tl.arange(0, BK)
     vs = vb * BV + tl.arange(0, BV)
@@ -72,49 +110,28 @@ def span_kernel(
                     w *= scale0
                 else:
                     w *= load_column(scale, t0, n, h, H, 0, 1, BL)
-            yw = (yt.to(tl.float32) * w[:, None]).to(yt.dtype)
+            yw = yt * w.to(yt.dtype)[:, None]
             acc = tl.dot(tl.trans(xt), yw, acc, input_precision=PREC)
         out = G + (slot * S + s) * (K * V) + ks[:, None] * V + vs[None, :]
         tl.store(out, acc.to(G.dtype.element_ty), mask=state_mask)
 
-    if NORM > 0 and vb == 0:
-        # every mode at once: b[k, s] = x^T [weights]
-        SB: tl.constexpr = S if NORM == 1 else 1
-        accb = tl.zeros([BK, SP], dtype=tl.float32)
-        rates = load_rates(log_decay, h, rate_h, modes, S)
-        for part in range(SPAN // BL):
-            t0 = start + part * BL
-            n = length - part * BL
-            if whole:
-                xt = x0
-            else:
-                xt = load_rows(x, t0, n, h, H, kb * BK, K, BL, BK)
-            if NORM == 1:
-                if REVERSE:
-                    lag = at + part * BL + 1
-                else:
-                    lag = tl.maximum(n - 1 - at, 0)
-                wt = tl.exp2(rates[None, :] * lag[:, None].to(tl.float32))
-                if HAS_WEIGHT:
-                    wt *= load_modes(weight, t0, n, h, H, modes, S, BL)
-            else:
-                wt = tl.where(modes[None, :] + at[:, None] * 0 == 0, 1.0, 0.0)
-            if HAS_SCALE:
-                wt *= load_column(shift, t0, n, h, H, 0, 1, BL)[:, None]
-            accb = tl.dot(tl.trans(xt), wt.to(xt.dtype), accb, input_precision=PREC)
-        out = b + slot * (SB * K) + modes[None, :] * K + ks[:, None]
-        tl.store(out, accb, mask=(ks[:, None] < K) & (modes[None, :] < SB))
+    if NORM > 0:
+        if vb == 0:
+            _span_normalizer(
+                x, weight, log_decay, shift, b, start, length, slot, h, kb * BK, rate_h,
+                H, S, SP, K, BK, SPAN, min(BL, 64), NORM, REVERSE, HAS_WEIGHT, HAS_SCALE, PREC,
+            )  # fmt: skip
 
 
 @triton.jit
-def _scan_step(p, n_spans, length, ptr, offs, mask, SPAN: tl.constexpr):
-    """What span ``p`` adds and how many tokens it decays by (0 and 0 outside the sequence)."""
-    # compared as a block: the interpreter cannot and a block with a scalar truth value
-    left = offs * 0 + (n_spans - p)
-    ok = (left > 0) & (left <= n_spans) & mask
-    x = tl.load(ptr + offs, mask=ok, other=0.0).to(tl.float32)
-    n = tl.where(p >= 0, tl.minimum(tl.maximum(length - p * SPAN, 0), SPAN), 0).to(tl.float32)
-    return x, n, ok
+def _decay(rate, j, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr):
+    """Tokens in the j-th span of the walk, and the decay over them."""
+    if REVERSE:
+        p = n_spans - 1 - j
+    else:
+        p = j
+    n = tl.minimum(length - p * SPAN, SPAN).to(tl.float32)
+    return n, tl.exp2(rate * n)
 
 
 @triton.jit
@@ -123,48 +140,58 @@ def _scan(
     STRIDE: tl.constexpr, SPAN: tl.constexpr, REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
     HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr,
 ):  # fmt: skip
-    """Replace what spans add by what they start (backward: end) with, four spans in flight."""
+    """Replace what spans add by what they start (backward: end) with, four spans in flight.
+
+    The only mask is one the compiler knows by heart: a mask on the span would cost wide loads.
+    """
     if HAS_FIRST:
         carry = tl.load(first + edge + offs, mask=mask, other=0.0).to(tl.float32)
     else:
         carry = tl.zeros_like(offs).to(tl.float32)
     grad = tl.zeros_like(offs).to(tl.float32)
-    sign: tl.constexpr = -1 if REVERSE else 1
-    step: tl.constexpr = sign * STRIDE
+    step: tl.constexpr = -STRIDE if REVERSE else STRIDE
     out_type = ptr.dtype.element_ty
     ptr += base
     if DECAY_GRAD:
         other += base
-    for p0 in range(0, n_spans, 4):
-        if REVERSE:
-            p = n_spans - 1 - p0
-        else:
-            p = p0
-        x0, n0, ok0 = _scan_step(p, n_spans, length, ptr, offs, mask, SPAN)
-        x1, n1, ok1 = _scan_step(p + sign, n_spans, length, ptr + step, offs, mask, SPAN)
-        x2, n2, ok2 = _scan_step(p + 2 * sign, n_spans, length, ptr + 2 * step, offs, mask, SPAN)
-        x3, n3, ok3 = _scan_step(p + 3 * sign, n_spans, length, ptr + 3 * step, offs, mask, SPAN)
-        d0 = tl.exp2(rate * n0)
-        d1 = tl.exp2(rate * n1)
-        d2 = tl.exp2(rate * n2)
-        d3 = tl.exp2(rate * n3)
+    quads = n_spans // 4
+    for quad in range(0, quads):
+        x0 = tl.load(ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        x1 = tl.load(ptr + step + offs, mask=mask, other=0.0).to(tl.float32)
+        x2 = tl.load(ptr + 2 * step + offs, mask=mask, other=0.0).to(tl.float32)
+        x3 = tl.load(ptr + 3 * step + offs, mask=mask, other=0.0).to(tl.float32)
+        n0, d0 = _decay(rate, 4 * quad, n_spans, length, SPAN, REVERSE)
+        n1, d1 = _decay(rate, 4 * quad + 1, n_spans, length, SPAN, REVERSE)
+        n2, d2 = _decay(rate, 4 * quad + 2, n_spans, length, SPAN, REVERSE)
+        n3, d3 = _decay(rate, 4 * quad + 3, n_spans, length, SPAN, REVERSE)
+        if DECAY_GRAD:
+            g0 = tl.load(other + offs, mask=mask, other=0.0).to(tl.float32)
+            g1 = tl.load(other + step + offs, mask=mask, other=0.0).to(tl.float32)
+            g2 = tl.load(other + 2 * step + offs, mask=mask, other=0.0).to(tl.float32)
+            g3 = tl.load(other + 3 * step + offs, mask=mask, other=0.0).to(tl.float32)
         c1 = carry * d0 + x0
         c2 = c1 * d1 + x1
         c3 = c2 * d2 + x2
+        tl.store(ptr + offs, carry.to(out_type), mask=mask)
+        tl.store(ptr + step + offs, c1.to(out_type), mask=mask)
+        tl.store(ptr + 2 * step + offs, c2.to(out_type), mask=mask)
+        tl.store(ptr + 3 * step + offs, c3.to(out_type), mask=mask)
         if DECAY_GRAD:
-            g0 = tl.load(other + offs, mask=ok0, other=0.0).to(tl.float32)
-            g1 = tl.load(other + step + offs, mask=ok1, other=0.0).to(tl.float32)
-            g2 = tl.load(other + 2 * step + offs, mask=ok2, other=0.0).to(tl.float32)
-            g3 = tl.load(other + 3 * step + offs, mask=ok3, other=0.0).to(tl.float32)
             grad += (n0 * d0) * carry * g0 + (n1 * d1) * c1 * g1
             grad += (n2 * d2) * c2 * g2 + (n3 * d3) * c3 * g3
             other += 4 * step
-        tl.store(ptr + offs, carry.to(out_type), mask=ok0)
-        tl.store(ptr + step + offs, c1.to(out_type), mask=ok1)
-        tl.store(ptr + 2 * step + offs, c2.to(out_type), mask=ok2)
-        tl.store(ptr + 3 * step + offs, c3.to(out_type), mask=ok3)
         ptr += 4 * step
         carry = c3 * d3 + x3
+    for j in range(4 * quads, n_spans):
+        x = tl.load(ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        n, d = _decay(rate, j, n_spans, length, SPAN, REVERSE)
+        tl.store(ptr + offs, carry.to(out_type), mask=mask)
+        if DECAY_GRAD:
+            g = tl.load(other + offs, mask=mask, other=0.0).to(tl.float32)
+            grad += (n * d) * carry * g
+            other += step
+        ptr += step
+        carry = carry * d + x
     if HAS_LAST:
         tl.store(last + edge + offs, carry, mask=mask)
     return tl.sum(grad, axis=0)

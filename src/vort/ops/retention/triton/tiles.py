@@ -32,7 +32,9 @@ def span_bounds(span, table, T, SPANS, SPAN: tl.constexpr, VARLEN: tl.constexpr)
 
 
 @triton.jit
-def load_rows(ptr, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+def load_rows(
+    ptr, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):
     """Tile ``[BT, BD]`` of a ``[tokens, H, D]`` tensor; zero beyond ``n`` tokens or D columns."""
     rows = tl.arange(0, BT)
     cols = col0 + tl.arange(0, BD)
@@ -42,15 +44,15 @@ def load_rows(ptr, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.cons
 
 
 @triton.jit
-def store_rows(ptr, x, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+def store_rows(
+    ptr, x, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):
     """The reverse of :func:`load_rows`."""
     rows = tl.arange(0, BT)
     cols = col0 + tl.arange(0, BD)
     base = ptr + (t0 * H + h) * D
     mask = (rows[:, None] < n) & (cols[None, :] < D)
-    tl.store(
-        base + rows[:, None] * (H * D) + cols[None, :], x.to(ptr.dtype.element_ty), mask=mask
-    )
+    tl.store(base + rows[:, None] * (H * D) + cols[None, :], x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -79,7 +81,9 @@ def load_rates(log_decay, h, rate_h, s, S: tl.constexpr):
 
 
 @triton.jit
-def load_state(ptr, slot, row0, col0, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+def load_state(
+    ptr, slot, row0, col0, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
+):
     """Tile ``[BK, BV]`` of state number ``slot`` in a ``[slots, K, V]`` buffer."""
     rows = row0 + tl.arange(0, BK)
     cols = col0 + tl.arange(0, BV)

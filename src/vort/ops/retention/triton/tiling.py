@@ -59,9 +59,9 @@ def choose_tiling(
             keys=keys,
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
-            state=(min(values, 64), 4, 1),
-            output=(min(values, 64), 4, 1),
-            grad=(min(values, 64), 4, 1),
+            state=(min(values, 64), 8, 1),
+            output=(min(values, 64), 8, 1),
+            grad=(min(values, 64), 8, 1),
             precision="ieee",
         )
     # More states cost more traffic per span, more span costs more matrix work per token.
@@ -77,8 +77,8 @@ def choose_tiling(
         keys=keys,
         state_rows=min(span, 256 if widest <= 64 else 128),
         state_keys=min(keys, 128),
-        state=(min(values, 128), warps, 2),
-        output=(min(values, 128), 4, 2),
-        grad=(min(values, 128), warps, 2),
+        state=(min(values, 128), warps, 3),
+        output=(min(values, 128), 4, 3),
+        grad=(min(values, 128), warps, 3 if widest <= 64 else 2),
         precision="tf32",
     )

@@ -1,0 +1,174 @@
+"""Shapes and options to check, and the relative error of every output and gradient.
+
+The truth is `retention_exact` in float64 on the very inputs the kernels get (rounded to bfloat16
+first where they are bfloat16). Errors are `|x - truth| / |truth|`, NaN never passes.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vort.ops.retention.exact import retention_exact
+from vort.ops.retention.state import RetentionState
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the op; `lengths` are packed sequences and replace batch and length."""
+
+    batch: int = 1
+    length: int = 77
+    heads: int = 2
+    key_dim: int = 16
+    value_dim: int = 16
+    terms: int = 3
+    normalizer: str = "decayed"
+    include_self: bool = True
+    read: bool = True
+    initial: bool = True
+    final: bool = True
+    per_head: bool = False
+    lengths: tuple[int, ...] = ()
+    chunk_size: int | None = None
+    fastest: float = 2.0
+
+    @property
+    def name(self) -> str:
+        """What differs from the default, for test ids."""
+        default = Case()
+        parts = [
+            f"{field}={getattr(self, field)}"
+            for field in self.__dataclass_fields__
+            if getattr(self, field) != getattr(default, field)
+        ]
+        return ",".join(parts).replace(" ", "") or "default"
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
+    """Fresh random tensors; features and weights positive, as a normaliser expects them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator) + 0.1
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    batch, length = case.batch, case.length
+    sequences = batch
+    if case.lengths:
+        batch, length, sequences = 1, sum(case.lengths), len(case.lengths)
+    feature = normal if case.normalizer == "none" else uniform
+    rates = -torch.logspace(-3, case.fastest, case.terms) if case.terms > 1 else -torch.ones(1) / 20
+    if case.per_head:
+        rates = rates * uniform(case.heads, 1)
+    shape = (batch, length, case.heads)
+    tensors = {
+        "q": feature(*shape, case.key_dim).to(dtype),
+        "k": feature(*shape, case.key_dim).to(dtype),
+        "v": normal(*shape, case.value_dim).to(dtype),
+        "write": uniform(*shape, case.terms),
+        "log_decay": rates,
+    }
+    if case.read:
+        tensors["read"] = uniform(*shape, case.terms)
+    if case.initial:
+        state = (sequences, case.heads, case.terms, case.key_dim)
+        tensors["G"] = normal(*state, case.value_dim)
+        if case.normalizer != "none":
+            rows = case.terms if case.normalizer == "decayed" else 1
+            tensors["b"] = uniform(sequences, case.heads, rows, case.key_dim)
+    tensors["do"] = normal(*shape, case.value_dim).to(dtype)
+    return {name: x.to(device) for name, x in tensors.items()}
+
+
+def outputs_and_gradients(op, case: Case, inputs: dict[str, Tensor], wide: bool) -> dict[str, Tensor]:
+    """Everything `op` returns and every gradient, by name."""
+    dtype = torch.float64 if wide else None
+    leaf = {
+        name: x.detach().to(dtype or x.dtype).clone().requires_grad_()
+        for name, x in inputs.items()
+        if name != "do"
+    }
+    cu_seqlens = None
+    if case.lengths:
+        ends = torch.tensor((0, *case.lengths)).cumsum(0)
+        cu_seqlens = ends.to(inputs["q"].device)
+    state = RetentionState(leaf["G"], leaf.get("b")) if case.initial else None
+    options = {} if wide else {"chunk_size": case.chunk_size}
+    o, last = op(
+        leaf["q"], leaf["k"], leaf["v"], leaf["write"], leaf["log_decay"],
+        read=leaf.get("read"), normalizer=case.normalizer, include_self=case.include_self,
+        initial_state=state, output_final_state=case.final, cu_seqlens=cu_seqlens, **options,
+    )  # fmt: skip
+    results = {"o": o}
+    loss = (o.to(dtype or torch.float32) * inputs["do"].to(dtype or torch.float32)).sum()
+    if last is not None:
+        for name, x in (("G_last", last.G), ("b_last", last.b)):
+            if x is not None:
+                results[name] = x
+                ramp = torch.linspace(-1, 1, x.numel(), device=x.device, dtype=x.dtype)
+                loss = loss + (x.flatten() * ramp).sum() / x.shape[-1]
+    grads = torch.autograd.grad(loss, list(leaf.values()))
+    return results | {f"d{name}": g for name, g in zip(leaf, grads, strict=True)}
+
+
+def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+    """Error of every output and gradient; a second run must give the same bits."""
+    from vort.ops.retention.triton import retention_triton
+
+    inputs = make_inputs(case, dtype, device, seed)
+    got = outputs_and_gradients(retention_triton, case, inputs, wide=False)
+    again = outputs_and_gradients(retention_triton, case, inputs, wide=False)
+    truth = outputs_and_gradients(retention_exact, case, inputs, wide=True)
+    errors = {}
+    for name, x in truth.items():
+        if not torch.equal(got[name], again[name]):
+            errors[f"{name} differs between two runs"] = float("nan")
+        difference = (got[name].double() - x).norm() / x.norm().clamp_min(1e-30)
+        errors[name] = difference.item() if x.numel() else 0.0
+    return errors
+
+
+GPU_CASES = [
+    Case(),
+    Case(length=1, initial=False),
+    Case(batch=2, length=517, key_dim=64, value_dim=64, terms=8, heads=3),
+    Case(batch=2, length=517, key_dim=64, value_dim=64, terms=8, heads=3, read=False, initial=False),
+    Case(length=333, key_dim=64, value_dim=64, terms=8, normalizer="undecayed", per_head=True),
+    Case(length=333, key_dim=64, value_dim=64, terms=8, normalizer="none", include_self=False),
+    Case(length=300, key_dim=64, value_dim=64, terms=8, include_self=False, chunk_size=64),
+    Case(length=300, key_dim=64, value_dim=64, terms=1, initial=False, final=False, normalizer="none"),
+    Case(length=1030, key_dim=64, value_dim=64, terms=8, heads=1, chunk_size=512),
+    Case(length=200, key_dim=32, value_dim=80, terms=5, per_head=True),
+    Case(length=200, key_dim=80, value_dim=32, terms=2, normalizer="undecayed", include_self=False),
+    Case(length=300, key_dim=128, value_dim=128, terms=8, chunk_size=128),
+    Case(length=300, key_dim=128, value_dim=64, terms=12, normalizer="none"),
+    Case(length=150, key_dim=256, value_dim=256, terms=4, heads=1),
+    Case(length=150, key_dim=256, value_dim=16, terms=4, heads=1, normalizer="undecayed"),
+    Case(length=150, key_dim=16, value_dim=256, terms=16, heads=1),
+    Case(length=130, key_dim=64, value_dim=64, terms=32, heads=1),
+    Case(length=130, key_dim=64, value_dim=128, terms=16, include_self=False),
+    Case(lengths=(0, 1, 257, 64, 0, 130, 0), key_dim=64, value_dim=64, terms=8),
+    Case(lengths=(5, 300, 0, 63), key_dim=32, value_dim=32, terms=4, normalizer="undecayed"),
+    Case(lengths=(0, 65, 512), key_dim=64, value_dim=32, terms=4, normalizer="none", chunk_size=64),
+    Case(length=300, key_dim=64, value_dim=64, terms=8, fastest=1.7),
+    Case(length=200, key_dim=64, value_dim=64, terms=8, fastest=1.7, normalizer="none"),
+]  # fmt: skip
+
+INTERPRETER_CASES = [
+    Case(batch=2, length=45, per_head=True, key_dim=20, value_dim=17, terms=2),
+    Case(heads=1, normalizer="undecayed", include_self=False, chunk_size=32, terms=2),
+    Case(heads=1, normalizer="none", read=False, initial=False, length=70, terms=2),
+    Case(heads=1, lengths=(0, 1, 33, 0, 40), terms=2, chunk_size=32, fastest=-0.5),
+    Case(heads=1, lengths=(5, 70, 0), terms=2, normalizer="none", include_self=False),
+    Case(heads=1, length=40, key_dim=16, value_dim=80, terms=2, final=False),
+    Case(heads=1, length=40, terms=17, initial=False, fastest=1.7, normalizer="undecayed"),
+    Case(heads=1, length=0, terms=2),
+]
+
+
+def small(case: Case) -> Case:
+    """The same options on few tokens, for memory checkers."""
+    return replace(case, length=min(case.length, 70), heads=1, batch=1)
