@@ -130,6 +130,23 @@ def test_query_shift_cancels_under_a_normaliser_and_key_weights_are_kept() -> No
     assert torch.equal(phi.map_query(q).amax(-1), torch.full((20,), 1 / 8, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0, 5.0, 100.0])
+def test_long_vectors_are_read_in_float32_with_a_small_constant(scale: float) -> None:
+    phi = FavorFeatures(64, 64, generator=seeded(1))
+    q, k, v = torch.randn(3, 100, 64, generator=seeded(2)) * torch.tensor([scale, scale, 1.0]).view(
+        3, 1, 1
+    )
+    q.requires_grad_()
+    k.requires_grad_()
+    for query in (phi.map_query(q), phi(q)):
+        weights = (query @ phi(k).T).tril()
+        o = weights @ v / (weights.sum(-1, keepdim=True) + 1e-20)
+        torch.testing.assert_close(o[0], v[0], rtol=1e-4, atol=1e-4)
+        assert (o.abs() <= v.abs().amax(0) * 1.0001).all()
+        for gradient in torch.autograd.grad(o.square().sum(), (q, k)):
+            assert gradient.isfinite().all()
+
+
 def test_features_of_a_key_do_not_depend_on_company() -> None:
     phi = FavorFeatures(DIM, 64, generator=seeded(1))
     k = torch.randn(9, DIM)
