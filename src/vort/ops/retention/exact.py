@@ -74,7 +74,7 @@ def exact_retention_with_kernel(
     """Retrieval with any memory kernel in place of the exponentials: `[B, T, H, V]`.
 
     q, k [B, T, H, K]; v [B, T, H, V]; order [B, T, H], the order of each written token.
-    `kernel(order, lag)` gets order [B, H, 1, T] and lag [T, T] (never negative) and returns
+    `kernel(order, lag)` gets order [B, H, 1, T] and lag [T, T] (int64, never negative) and returns
     weights [B, H, T, T]: row t, column i is what token i weighs after t - i steps. With the
     Grünwald-Letnikov weights this is the paper's "exact fractional convolution".
 

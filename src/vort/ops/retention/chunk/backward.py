@@ -81,8 +81,8 @@ def _reading_backward(
     torch.bmm(flat(value), matrices(G, problem).mT, out=asked)
     reading = segment.read.new_zeros(()).expand(segment.reading.shape)
     if problem.reading_needs_grad:
-        reading = _per_token(asked, segment.q.unsqueeze(-1), problem.terms).view(reading.shape)
-    q = _per_token(asked, segment.reading.unsqueeze(-2), problem.terms).view(shape)
+        reading = _by_scale(asked, segment.q, problem.terms)
+    q = _over_scales(asked, segment.reading)
     total_read = value.new_empty(0)
     through_sums: Tensor | float = 0.0
     if problem.sum_terms:
@@ -122,8 +122,8 @@ def _writing_backward(
     run_states_backward(leaving, *pair, chunks, drop, grads.initial[0], grads.final[0])
     states = matrices(leaving[1:], problem)
     told = torch.bmm(flat(segment.v), states.mT, out=flat(asking))
-    writing = _per_token(told, segment.k.unsqueeze(-1), problem.terms).view(segment.writing.shape)
-    k = _per_token(told, segment.writing.unsqueeze(-2), problem.terms).view(segment.k.shape)
+    writing = _by_scale(told, segment.k, problem.terms)
+    k = _over_scales(told, segment.writing)
     k += read.scores.mT @ segment.q
     v = torch.bmm(flat(segment.pairs).mT, flat(read.value))
     v = v.baddbmm_(flat(written), states).view(segment.v.shape)
@@ -167,11 +167,17 @@ def _store_gates(
     grads.log_decay += aged.sum((0, 1, 3))
 
 
-def _per_token(scales: Tensor, weight: Tensor, terms: int) -> Tensor:
-    """For each token, scales [.., C, S K] as [S, K] times a column [K, 1] or under a row [1, S]."""
-    matrices = scales.view(-1, terms, scales.shape[-1] // terms)
-    factor = weight.reshape(matrices.shape[0], *weight.shape[-2:])
-    return factor @ matrices if factor.shape[1] == 1 else matrices @ factor
+def _by_scale(scales: Tensor, x: Tensor, terms: int) -> Tensor:
+    """For each token, its S rows of scales [.., C, S K] times x [.., C, K]: [.., C, S]."""
+    rows = scales.view(-1, terms, x.shape[-1])
+    return (rows @ x.reshape(-1, x.shape[-1], 1)).view(*x.shape[:-1], terms)
+
+
+def _over_scales(scales: Tensor, weight: Tensor) -> Tensor:
+    """For each token, the sum of its S rows of scales [.., C, S K], weighted: [.., C, K]."""
+    terms = weight.shape[-1]
+    rows = scales.view(-1, terms, scales.shape[-1] // terms)
+    return (weight.reshape(-1, 1, terms) @ rows).view(*weight.shape[:-1], -1)
 
 
 def _aging(entering: Tensor, leaving: Tensor, segment: Segment) -> Tensor:

@@ -4,7 +4,7 @@ W[t, i] = sum_s read[t, s] exp(log_decay[s] (t - i)) write[i, s]. A [C, C, S] te
 times the scores. Across a block boundary t0 (t >= t0 > i) the exponential splits into
 exp(l (t - t0)) exp(l (t0 - i)), both at most 1, so everything left of a diagonal block is one small
 matrix product over s. In a diagonal block the second factor grows: where it cannot overflow (decays
-to about -9 per step in float32) the same product serves, elsewhere these blocks are summed directly.
+to about -9 per step in float32) the same product serves, elsewhere that block is summed directly.
 """
 
 import math

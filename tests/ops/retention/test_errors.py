@@ -1,0 +1,141 @@
+"""Bad input: the error names the argument, what was given and what is allowed."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from vort.ops.retention import RetentionState, retention
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    token = (1, 6, 2)
+    return {
+        "q": torch.ones(*token, 4),
+        "k": torch.ones(*token, 4),
+        "v": torch.ones(*token, 3),
+        "write": torch.ones(*token, 5),
+        "log_decay": -torch.ones(5),
+        **changes,
+    }
+
+
+BAD = {
+    "q of three dimensions": (
+        {"q": torch.ones(6, 2, 4)},
+        r"q must be \[B, T, H, K\], got \[6, 2, 4\]",
+    ),
+    "k unlike q": (
+        {"k": torch.ones(1, 6, 2, 3)},
+        r"k must have the shape of q \[1, 6, 2, 4\], got",
+    ),
+    "v of other length": (
+        {"v": torch.ones(1, 5, 2, 3)},
+        r"v must be \[1, 6, 2, V\], got \[1, 5, 2, 3\]",
+    ),
+    "write of other heads": (
+        {"write": torch.ones(1, 6, 1, 5)},
+        r"write must be \[1, 6, 2, S\], got",
+    ),
+    "no scale": ({"write": torch.ones(1, 6, 2, 0)}, "write must have at least one time scale"),
+    "read of other scales": (
+        {"read": torch.ones(1, 6, 2, 4)},
+        r"read must have write's shape \[1, 6, 2, 5\]",
+    ),
+    "log_decay of other scales": (
+        {"log_decay": -torch.ones(4)},
+        r"log_decay must be \[5\] or \[2, 5\]",
+    ),
+    "growth": (
+        {"log_decay": torch.tensor([0.0, -1, -1, 0.5, -1])},
+        r"log_decay must be <= 0, got 0.5 at index \[3\]",
+    ),
+    "integers": (
+        {"v": torch.ones(1, 6, 2, 3, dtype=torch.long)},
+        "v must be floating point, got torch.int64",
+    ),
+    "unknown normalizer": (
+        {"normalizer": "half"},
+        "normalizer must be one of decayed, undecayed, none, got 'half'",
+    ),
+    "unknown backend": (
+        {"backend": "cuda"},
+        "backend must be one of auto, exact, recurrent, chunk, triton, got",
+    ),
+    "odd chunk_size": (
+        {"chunk_size": 20, "backend": "chunk"},
+        "chunk_size must be a positive multiple of 16, got 20",
+    ),
+    "bounds that start late": (
+        {"cu_seqlens": torch.tensor([1, 6])},
+        "cu_seqlens must start at 0, got 1",
+    ),
+    "bounds that end early": (
+        {"cu_seqlens": torch.tensor([0, 5])},
+        "cu_seqlens must end at T = 6, got 5",
+    ),
+    "bounds that fall": (
+        {"cu_seqlens": torch.tensor([0, 4, 2, 6])},
+        "cu_seqlens must not decrease, got 4 then 2 at index 2",
+    ),
+    "no bounds": (
+        {"cu_seqlens": torch.tensor([0])},
+        r"cu_seqlens must be \[N \+ 1\] with N >= 1, got \[1\]",
+    ),
+    "real bounds": (
+        {"cu_seqlens": torch.tensor([0.0, 6.0])},
+        "cu_seqlens must be int32 or int64, got torch.float32",
+    ),
+    "G of other size": (
+        {"initial_state": RetentionState(torch.ones(1, 2, 5, 4, 4), torch.ones(1, 2, 5, 4))},
+        r"initial_state.G must be \[1, 2, 5, 4, 3\] \(N, H, S, K, V\), got \[1, 2, 5, 4, 4\]",
+    ),
+    "b missing": (
+        {"initial_state": RetentionState(torch.ones(1, 2, 5, 4, 3), None)},
+        r"initial_state.b must be \[1, 2, 5, 4\] with normalizer 'decayed', got None",
+    ),
+    "b of the other normalizer": (
+        {
+            "initial_state": RetentionState(torch.ones(1, 2, 5, 4, 3), torch.ones(1, 2, 5, 4)),
+            "normalizer": "undecayed",
+        },
+        r"initial_state.b must be \[1, 2, 1, 4\] with normalizer 'undecayed', got \[1, 2, 5, 4\]",
+    ),
+    "b without a normalizer": (
+        {
+            "initial_state": RetentionState(torch.ones(1, 2, 5, 4, 3), torch.ones(1, 2, 5, 4)),
+            "normalizer": "none",
+        },
+        "initial_state.b must be None with normalizer 'none', got a tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name: str) -> None:
+    changes, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        retention(**arguments(**changes))
+
+
+def test_packing_takes_one_row() -> None:
+    two = {name: x.expand(2, -1, -1, -1) for name, x in arguments().items() if x.dim() == 4}
+    with pytest.raises(ValueError, match="q must have B = 1, got 2"):
+        retention(**arguments(**two, cu_seqlens=torch.tensor([0, 6])))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "write", "read"])
+def test_nan_is_found_under_the_debug_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(1, 6, 2, 5 if name in ("write", "read") else 3 if name == "v" else 4)
+    x[0, 3, 1, 2] = float("nan")
+    retention(**arguments(**{name: x}))
+    monkeypatch.setenv("VORT_DEBUG", "1")
+    with pytest.raises(
+        ValueError, match=rf"{name} must be finite, got nan at index \[0, 3, 1, 2\]"
+    ):
+        retention(**arguments(**{name: x}))
+
+
+def test_nan_decay_is_always_found() -> None:
+    with pytest.raises(ValueError, match="log_decay must be <= 0, got nan"):
+        retention(**arguments(log_decay=torch.full((5,), float("nan"))))

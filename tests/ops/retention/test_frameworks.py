@@ -1,0 +1,124 @@
+"""The op inside what people wrap around it: compile, autocast, checkpointing, logging."""
+
+import logging
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from tests.ops.retention.cases import Case
+from vort.ops.retention import RetentionState, explain_backend, retention
+
+CASE = Case(length=70, keys=8, values=8, positive=True)
+
+
+def call(inputs: dict[str, torch.Tensor], backend: str = "chunk") -> torch.Tensor:
+    given = dict(inputs)
+    state = RetentionState(given.pop("G"), given.pop("b"))
+    return retention(**given, initial_state=state, backend=backend)[0]
+
+
+def test_compile_has_no_graph_break_and_the_same_gradients() -> None:
+    inputs = CASE.inputs(torch.float32)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    expected, found = call(inputs), compiled(inputs)
+    torch.testing.assert_close(found, expected)
+    leaves = list(inputs.values())
+    for ours, theirs in zip(
+        torch.autograd.grad(found.square().sum(), leaves),
+        torch.autograd.grad(expected.square().sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_compile_of_packed_sequences_has_no_graph_break() -> None:
+    case = Case(lengths=(10, 0, 30), state=False)
+    inputs = case.inputs(torch.float32)
+
+    def packed(inputs: dict[str, torch.Tensor], cu_seqlens: torch.Tensor) -> torch.Tensor:
+        return retention(**inputs, cu_seqlens=cu_seqlens, backend="chunk")[0]
+
+    compiled = torch.compile(packed, fullgraph=True, backend="aot_eager")
+    found, expected = (f(inputs, case.cu_seqlens) for f in (compiled, packed))
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_operators_pass_torchs_own_checks() -> None:
+    case = Case(length=20, terms=3)
+    inputs = case.inputs(torch.float32)
+    arguments = [inputs[name] for name in ("q", "k", "v", "write", "log_decay", "read", "G", "b")]
+    torch.library.opcheck(
+        torch.ops.vort.retention_chunk.default,
+        (*arguments, None, "decayed", True, 16, 1e-6, True),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("backend", ["exact", "recurrent", "chunk"])
+def test_autocast_does_not_lower_the_sums(backend: str) -> None:
+    inputs = CASE.inputs(torch.float32)
+    expected = call(inputs, backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = call(inputs, backend)
+        found.sum().backward()
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert all(torch.isfinite(x.grad).all() for x in inputs.values() if x.grad is not None)
+
+
+@pytest.mark.parametrize("backend", ["recurrent", "chunk"])
+def test_mixed_dtypes_as_autocast_makes_them(backend: str) -> None:
+    inputs = CASE.inputs(torch.float32)
+    mixed = {
+        name: x.detach().to(torch.bfloat16 if name in ("q", "k", "v") else x.dtype).requires_grad_()
+        for name, x in inputs.items()
+    }
+    o = call(mixed, backend)
+    o.float().sum().backward()
+    assert o.dtype == torch.bfloat16
+    for name, x in mixed.items():
+        assert x.grad is not None, name
+        assert x.grad.dtype == x.dtype, name
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    inputs = CASE.inputs(torch.float32)
+    leaves = list(inputs.values())
+    plain = torch.autograd.grad(call(inputs).square().sum(), leaves)
+    again = checkpoint(call, inputs, use_reentrant=False)
+    for ours, theirs in zip(torch.autograd.grad(again.square().sum(), leaves), plain, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    inputs = CASE.inputs()
+    (gradient,) = torch.autograd.grad(call(inputs).sum(), inputs["q"], create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(gradient.sum(), inputs["k"])
+
+
+def test_tensors_need_not_be_contiguous() -> None:
+    inputs = {name: x.detach() for name, x in CASE.inputs().items()}
+    strided = {
+        name: x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x
+        for name, x in inputs.items()
+    }
+    torch.testing.assert_close(call(strided), call(inputs))
+
+
+def test_auto_says_what_it_picked(caplog: pytest.LogCaptureFixture) -> None:
+    assert explain_backend(torch.zeros(1, 100, 2, 4)) == "chunk: no GPU, 100 tokens"
+    assert explain_backend(torch.zeros(1, 1, 2, 4)).startswith("recurrent: 1 tokens")
+    assert explain_backend(torch.zeros(1, 1, 2, 4), backend="exact") == "exact: asked for"
+    x = torch.ones(1, 30, 1, 1)
+    with caplog.at_level(logging.DEBUG, logger="vort.ops.retention"):
+        retention(x, x, x, x, torch.zeros(1))
+    assert "chunk" in caplog.text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_triton_without_a_gpu_says_so() -> None:
+    x = torch.ones(1, 30, 1, 1)
+    with pytest.raises(RuntimeError, match="backend 'triton' needs"):
+        retention(x, x, x, x, torch.zeros(1), backend="triton")

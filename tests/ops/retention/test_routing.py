@@ -1,0 +1,74 @@
+"""Orders become writes: exactly through the basis, straight through the banks."""
+
+import pytest
+import torch
+
+from vort.fractional import PowerLawBasis
+from vort.fractional.gl import gl_weights
+from vort.ops.retention import paper_banks, retention, shared_basis
+
+BANKS = {"banks": 4, "terms": 24, "horizon": 200, "lowest": 0.2}
+ORDERS = [0.4, 0.6, 0.8, 1.0]
+
+
+def kernel_of(write: torch.Tensor, log_decay: torch.Tensor, lags: int) -> torch.Tensor:
+    lag = torch.arange(lags + 1, dtype=write.dtype)
+    return (write[..., None, :] * torch.exp(log_decay * lag[:, None])).sum(-1)
+
+
+def test_a_token_writes_to_the_nearest_bank_alone() -> None:
+    order = torch.tensor([[[0.21, 0.69, 0.71, 0.95]]], dtype=torch.float64)
+    write, log_decay = paper_banks(order, **BANKS)
+    kernel = kernel_of(write, log_decay, 200)[0, 0]
+    nearest = torch.tensor([0.4, 0.6, 0.8, 1.0], dtype=torch.float64)
+    expected = gl_weights(nearest, 200)
+    torch.testing.assert_close(kernel, expected, rtol=0, atol=5e-3)
+
+
+def test_the_bank_of_order_one_never_forgets() -> None:
+    write, log_decay = paper_banks(torch.ones(1, 1, 1), **BANKS)
+    assert kernel_of(write, log_decay, 100_000).flatten()[-1] == 1
+    assert (log_decay <= 0).all()
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 0.47, 0.65, 0.9, 1.0])
+def test_banks_have_the_gradient_of_linear_interpolation(value: float) -> None:
+    order = torch.full((1, 1, 1), value, dtype=torch.float64, requires_grad=True)
+    write, _ = paper_banks(order, **BANKS)
+    probe = torch.randn(write.shape[-1], dtype=torch.float64)
+    (found,) = torch.autograd.grad((write * probe).sum(), order)
+    right = next((i for i, bank in enumerate(ORDERS) if bank >= value and i > 0), 3)
+    sides = []
+    for bank in (ORDERS[right - 1], ORDERS[right]):
+        at_bank, _ = paper_banks(torch.full((1, 1, 1), bank, dtype=torch.float64), **BANKS)
+        sides.append((at_bank * probe).sum())
+    slope = (sides[1] - sides[0]) / (ORDERS[right] - ORDERS[right - 1])
+    torch.testing.assert_close(found.squeeze(), slope)
+
+
+def test_one_bank_takes_every_order() -> None:
+    write, log_decay = paper_banks(torch.rand(1, 4, 2), banks=1, terms=5, horizon=100)
+    assert write.shape == (1, 4, 2, 1)
+    assert log_decay.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("routing", ["banks", "basis"])
+def test_orders_learn_through_the_op(routing: str) -> None:
+    order = (0.3 + 0.6 * torch.rand(1, 50, 2)).requires_grad_()
+    if routing == "banks":
+        write, log_decay = paper_banks(order, 4, 6, 100)
+    else:
+        write, log_decay = shared_basis(order, PowerLawBasis.fit(horizon=1000, terms=8))
+    q, k, v = (torch.rand(1, 50, 2, 8) for _ in range(3))
+    o, _ = retention(q, k, v, write, log_decay)
+    o[:, -1].sum().backward()
+    assert order.grad is not None
+    assert torch.isfinite(order.grad).all()
+    assert order.grad.any()
+
+
+def test_banks_say_what_they_allow() -> None:
+    with pytest.raises(ValueError, match="banks must be at least 1, got 0"):
+        paper_banks(torch.ones(1, 1, 1), 0, 4, 100)
+    with pytest.raises(ValueError, match=r"lowest must lie in \[0, 1\), got 1.5"):
+        paper_banks(torch.ones(1, 1, 1), 4, 4, 100, lowest=1.5)

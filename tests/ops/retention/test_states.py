@@ -1,0 +1,163 @@
+"""The state is all that a sequence leaves behind."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.ops.retention.cases import Case, cases, relative_error, small_segments
+from vort.ops.retention import (
+    NORMALIZERS,
+    RetentionState,
+    empty_state,
+    retention,
+    retention_chunk,
+    retention_step,
+)
+
+
+def pieces(inputs: dict[str, Tensor], tokens: slice) -> dict[str, Tensor]:
+    per_token = ("q", "k", "v", "write", "read")
+    cut = {name: x[:, tokens] for name, x in inputs.items() if name in per_token}
+    return {**cut, "log_decay": inputs["log_decay"]}
+
+
+@pytest.mark.parametrize("backend", ["exact", "recurrent", "chunk"])
+@settings(max_examples=25)
+@given(case=cases(max_length=60), where=st.floats(0, 1))
+def test_splitting_anywhere_changes_nothing(backend: str, case: Case, where: float) -> None:
+    if case.lengths is not None:
+        case = Case(**{**vars(case), "lengths": None})
+    case = Case(**{**vars(case), "positive": True})
+    inputs = {name: x.detach() for name, x in case.inputs(torch.float32).items()}
+    whole = case.run(backend, inputs)
+    cut = round(where * case.length)
+    first = case.run(backend, {**inputs, **pieces(inputs, slice(0, cut))})
+    state = {"G": first["final G"]}
+    if "final b" in first:
+        state["b"] = first["final b"]
+    second = case.run(backend, {**pieces(inputs, slice(cut, None)), **state})
+    joined = torch.cat([first["o"], second["o"]], 1)
+    assert relative_error(joined, whole["o"]) < 1e-6
+    assert relative_error(second["final G"], whole["final G"]) < 1e-6
+
+
+def walk(steps: int, every: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of retention_step at every `every`-th token, and those of the chunk form."""
+    torch.manual_seed(0)
+    heads, keys, values = 1, 4, 4
+    log_decay = -torch.tensor([0.0, 1e-6, 1e-4, 1e-2, 1.0, 50.0])
+    terms = len(log_decay)
+    state = empty_state(1, heads, terms, keys, values)
+    memory: RetentionState | None = None
+    stepped, chunked = [], []
+    for _ in range(0, steps, every):
+        q, k, v = (torch.rand(1, every, heads, size) for size in (keys, keys, values))
+        write = torch.rand(1, every, heads, terms)
+        o, memory = retention_chunk(
+            q, k, v, write, log_decay, initial_state=memory, output_final_state=True
+        )
+        for t in range(every):
+            token = (x[:, t] for x in (q, k, v, write))
+            o_t, state = retention_step(state, *token, log_decay, inplace=True)
+        stepped.append(o_t)
+        chunked.append(o[:, -1])
+    assert memory is not None
+    assert torch.isfinite(state.G).all()
+    assert relative_error(state.G, memory.G) < 1e-4
+    return stepped, chunked
+
+
+@torch.no_grad()
+def test_twenty_thousand_steps_stay_with_the_chunk_form() -> None:
+    stepped, chunked = walk(20_000, 1_000)
+    assert relative_error(torch.stack(stepped), torch.stack(chunked)) < 1e-4
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_million_steps_stay_finite_and_with_the_chunk_form() -> None:
+    stepped, chunked = walk(1_000_000, 10_000)
+    assert relative_error(torch.stack(stepped), torch.stack(chunked)) < 1e-4
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("include_self", [True, False])
+def test_step_in_place_equals_step(normalizer: str, include_self: bool) -> None:
+    case = Case(length=1, normalizer=normalizer, include_self=include_self)
+    inputs = {name: x.detach() for name, x in case.inputs(torch.float32).items()}
+    token = [inputs[name][:, 0] for name in ("q", "k", "v", "write")]
+    answers = []
+    for inplace in (False, True):
+        b = inputs["b"].clone() if "b" in inputs else None
+        o, state = retention_step(
+            RetentionState(inputs["G"].clone(), b),
+            *token,
+            inputs["log_decay"],
+            read_t=inputs["read"][:, 0],
+            normalizer=normalizer,
+            include_self=include_self,
+            inplace=inplace,
+        )
+        answers.append((o, state))
+    (o, state), (o_in, state_in) = answers
+    assert torch.equal(o, o_in)
+    assert torch.equal(state.G, state_in.G)
+
+
+def test_step_in_place_keeps_its_memory() -> None:
+    state = empty_state(1, 2, 3, 4, 5)
+    address = state.G.data_ptr()
+    token = (torch.rand(1, 2, size) for size in (4, 4, 5, 3))
+    _, state = retention_step(state, *token, -torch.ones(3), inplace=True)
+    assert state.G.data_ptr() == address
+
+
+@pytest.mark.parametrize("backend", ["exact", "recurrent", "chunk"])
+def test_packed_sequences_equal_sequences_alone(backend: str) -> None:
+    case = Case(lengths=(20, 0, 35, 1), batch=1)
+    inputs = {name: x.detach() for name, x in case.inputs().items()}
+    with small_segments():
+        packed = case.run(backend, inputs)
+    start = 0
+    for index, length in enumerate(case.lengths or ()):
+        alone = Case(length=length)
+        given = pieces(inputs, slice(start, start + length))
+        given.update(G=inputs["G"][index : index + 1], b=inputs["b"][index : index + 1])
+        found = alone.run(backend, given)
+        torch.testing.assert_close(found["o"], packed["o"][:, start : start + length])
+        torch.testing.assert_close(found["final G"], packed["final G"][index : index + 1])
+        start += length
+
+
+@pytest.mark.parametrize("backend", ["exact", "recurrent", "chunk"])
+def test_nothing_leaks_between_packed_sequences_forward_or_backward(backend: str) -> None:
+    case = Case(lengths=(20, 35), chunk_size=16)
+    inputs = case.inputs()
+    with small_segments():
+        before = case.run(backend, inputs)["o"]
+        loss = before[:, 20:].square().sum()
+        grads = dict(zip(inputs, torch.autograd.grad(loss, list(inputs.values())), strict=True))
+        for name in ("q", "k", "v", "write", "read"):
+            assert not grads[name][:, :20].any(), name
+        assert not grads["G"][0].any()
+        changed = {name: x.detach().clone() for name, x in inputs.items()}
+        for name in ("q", "k", "v", "write", "read"):
+            changed[name][:, :20] += 1
+        after = case.run(backend, changed)["o"]
+    assert torch.equal(before[:, 20:], after[:, 20:])
+
+
+def test_many_short_sequences_get_short_chunks() -> None:
+    from vort.ops.retention.chunk.layout import Plan
+
+    q = torch.zeros(1, 1000, 4, 8)
+    cu_seqlens = torch.arange(0, 1001, 10)
+    assert Plan.of(q, q, q, cu_seqlens, 64).chunk == 16
+    assert Plan.of(q, q, q, None, 64).chunk == 64
+
+
+def test_final_state_is_none_unless_asked_for() -> None:
+    x = torch.ones(1, 5, 1, 1)
+    assert retention(x, x, x, x, torch.zeros(1))[1] is None
