@@ -1,9 +1,11 @@
 """The paper's theorems and propositions as functions, each in its corrected statement."""
 
 import math
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
@@ -40,8 +42,6 @@ def quantisation_bound(
     lags = np.asarray(lag, dtype=np.float64)
     if kernel == "gl":
         # ∂w/∂a = w (ψ(t + a) - ψ(a)); w and ψ grow with a.
-        import torch
-
         largest = gl_kernel(high, torch.from_numpy(np.atleast_1d(lags))).numpy().reshape(lags.shape)
         slope = special.digamma(lags + high) - special.digamma(floor)
         return np.asarray((high - low) * largest * slope)
@@ -66,9 +66,9 @@ def quantisation_bound_for_banks(banks: int, order_min: float, lag: ArrayLike) -
     """
     grid = bank_orders(banks, order_min)
     edges = [(order_min, grid[0])]
-    edges += [((low + high) / 2, high) for low, high in zip(grid, grid[1:], strict=False)]
-    edges += [((low + high) / 2, low) for low, high in zip(grid, grid[1:], strict=False)]
-    return np.max([quantisation_bound(a, b, lag) for a, b in edges], axis=0)
+    for low, high in pairwise(grid):
+        edges += [((low + high) / 2, low), ((low + high) / 2, high)]
+    return np.asarray(np.max([quantisation_bound(a, b, lag) for a, b in edges], axis=0))
 
 
 def mixture_energy(order: float, steps: float) -> float:
@@ -98,7 +98,8 @@ def separation_bound(
     order = float(as_order(order))
     pi, lam = _check_mixture(mixture_weights, mixture_rates)
     total, slowest = float(pi.sum()), float(lam.min())
-    bound = mixture_energy(order, steps) - 2 * total * math.gamma(order) * slowest**-order
+    cross = total * math.gamma(order) * math.pow(slowest, -order)
+    bound = mixture_energy(order, steps) - 2 * cross
     if form == "tight":
         return bound
     overlap = float((np.outer(pi, pi) / np.add.outer(lam, lam)).sum())

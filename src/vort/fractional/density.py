@@ -18,10 +18,16 @@ def density(order: float, rate: ArrayLike, *, paper: bool = False) -> Array:
 
     `paper=True` gives the printed form, which carries a further e^{-λ} and so yields w_{j+1} (E1).
     """
+    lam = np.asarray(rate, dtype=np.float64)
+    return np.asarray(regular_density(order, lam, paper=paper) * lam**-order)
+
+
+def regular_density(order: float, rate: ArrayLike, *, paper: bool = False) -> Array:
+    """ρ(λ) λ^a: the density without its singularity, finite at rate 0."""
     check_open_unit(order, "order")
     lam = np.asarray(rate, dtype=np.float64)
-    log_density = -order * (lam + np.log(-np.expm1(-lam))) - (lam if paper else 0.0)
-    return np.asarray(math.sin(math.pi * order) / math.pi * np.exp(log_density))
+    log_decay = -order * (lam + np.log(special.exprel(-lam))) - (lam if paper else 0.0)
+    return np.asarray(math.sin(math.pi * order) / math.pi * np.exp(log_decay))
 
 
 def mass_below(order: float, rate: ArrayLike, lag: ArrayLike = 0) -> Array:
@@ -49,8 +55,7 @@ def weight_from_density(order: float, lag: int, *, paper: bool = False) -> float
 
     def integrand(y: float) -> float:
         lam = y**power
-        smooth = float(density(order, lam, paper=paper)) * lam**order
-        return float(smooth * power * math.exp(-lag * lam))
+        return float(regular_density(order, lam, paper=paper) * power * math.exp(-lag * lam))
 
     # y = λ^{1-a} takes the singularity at 0 away; past λ = 80/(a + lag) nothing is left.
     scale = 1 / (order + lag)

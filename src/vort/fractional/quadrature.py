@@ -8,7 +8,7 @@ import numpy as np
 from scipy import integrate, special
 
 from vort.fractional._checks import as_order, check_at_least, check_open_unit
-from vort.fractional.density import density, mass_below
+from vort.fractional.density import density, mass_below, regular_density
 from vort.fractional.soe import SumOfExponentials
 
 Correction = Literal["E1", "E2", "E3"]
@@ -88,8 +88,8 @@ def laguerre_soe(order: float, terms: int) -> SumOfExponentials:
         return _constant_kernel()
     nodes, omega = special.roots_genlaguerre(terms, -order)
     rates = nodes / order
-    smooth = (-np.expm1(-rates) / rates) ** -order
-    weights = omega * order ** (order - 1) * smooth * math.sin(math.pi * order) / math.pi
+    smooth = regular_density(order, rates) * np.exp(nodes)
+    weights = omega * order ** (order - 1) * smooth
     return SumOfExponentials(rates, weights)
 
 
@@ -122,7 +122,7 @@ def _slow_node(order: float, cut: float) -> tuple[float, float]:
     # In y = λ^{1-a} the first moment has no singularity.
     power = 1 / (1 - order)
     moment, _ = integrate.quad(
-        lambda y: density(order, y**power) * (y**power) ** (1 + order) * power,
+        lambda y: power * y**power * regular_density(order, y**power),
         0.0,
         cut ** (1 - order),
         epsabs=0,
