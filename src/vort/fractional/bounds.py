@@ -169,8 +169,8 @@ def _legendre_bound(order: float, points: int, low: float, high: float) -> float
 def plasticity_rate(step: float, pl_constant: float, smoothness: float, iterations: int) -> float:
     """(1 - ημ)^l, the factor on F - F* after l gradient steps (eq. pl-rate).
 
-    Holds for the unprojected step while the iterates stay inside [δ, 1]; once a step is clipped at
-    an end, the Polyak–Łojasiewicz condition no longer gives it (E18).
+    Holds for one order, also when steps are clipped to [δ, 1]. For the orders of many tokens at
+    once, clipped to a box, the condition does not even give convergence (E18).
 
     Args:
         step: η, in (0, 1/L].

@@ -1,0 +1,1 @@
+"""One file for each table or figure of the paper: what is run, and what it is held against."""

@@ -1,0 +1,32 @@
+"""A statement of the paper, held against what was measured."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["reproduced", "reproduced once corrected", "not reproduced"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of a verdict table.
+
+    Attributes:
+        where: the place in the paper, by its label.
+        states: what the paper says there.
+        measured: what came out here, in words and figures.
+        verdict: computed from the measurement.
+        erratum: the entry of docs/errata.md that explains a difference, if any.
+    """
+
+    where: str
+    states: str
+    measured: str
+    verdict: Verdict
+    erratum: str = ""
+
+
+def judge(as_printed: bool, corrected: bool = False) -> Verdict:
+    """The verdict for a claim that holds as printed, or only after a correction, or not at all."""
+    if as_printed:
+        return "reproduced"
+    return "reproduced once corrected" if corrected else "not reproduced"
