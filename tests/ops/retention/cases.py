@@ -151,12 +151,12 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @contextmanager
 def small_segments(elements: int = 1) -> Iterator[None]:
     """Make the chunk form cut even short sequences into many segments."""
-    before = dict(layout._WORKSPACE)
-    layout._WORKSPACE.update(dict.fromkeys(before, elements))
+    before = dict(layout.WORKSPACE)
+    layout.WORKSPACE.update(dict.fromkeys(before, elements))
     try:
         yield
     finally:
-        layout._WORKSPACE.update(before)
+        layout.WORKSPACE.update(before)
 
 
 def variant(case: Case, **changes: object) -> Case:

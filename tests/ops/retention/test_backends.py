@@ -24,7 +24,7 @@ def assert_agrees(case: Case, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", FAST)
 @settings(max_examples=60)
-@given(case=cases(), segments=st.sampled_from([1, 2000, 1 << 19]))
+@given(case=cases(), segments=st.sampled_from([1, 2000, 1 << 20]))
 @example(case=Case(length=0), segments=1)
 @example(case=Case(length=1, keys=1, values=1, terms=1), segments=1)
 @example(case=Case(lengths=(0, 0, 0)), segments=1)

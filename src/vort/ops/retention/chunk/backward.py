@@ -49,6 +49,7 @@ def run_backward(
         written, G, b = enter(segment, state, initial)
         reading = _reading_backward(segment, grad_output, inverse, G[:-1], b[:-1])
         carry = _writing_backward(segment, reading, written, G[:-1], b[:-1], carry, grads)
+    problem.workspace.close()
     return grads
 
 

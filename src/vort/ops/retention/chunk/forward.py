@@ -13,14 +13,15 @@ def run_forward(problem: Problem, keep: bool) -> tuple[Tensor, ...]:
     """Output, signed 1 / normaliser, states before each segment (if kept), final G and b."""
     layout, plan = problem.layout, problem.plan
     output = torch.empty_like(problem.v, memory_format=torch.contiguous_format)
-    inverse = problem.new(*problem.v.shape[:3], 1 if problem.sum_terms else 0)
-    kept = problem.new_states(plan.max_segments if keep else 0, layout.rows)
+    inverse = problem.empty(*problem.v.shape[:3], 1 if problem.sum_terms else 0)
+    kept = problem.state_shapes(plan.max_segments if keep else 0, layout.rows)
+    kept_G, kept_b = (problem.empty(*shape) for shape in kept)
     initial = problem.initial()
     final = (initial[0].clone(), initial[1].clone())
     state = problem.new_states(layout.rows)
     for index, (start, stop) in enumerate(layout.segments(plan.per_segment)):
         if keep:
-            kept[0][index], kept[1][index] = state
+            kept_G[index], kept_b[index] = state
         segment = Segment(problem, start, stop)
         _, G, b = enter(segment, state, initial, final)
         state = (G[-1], b[-1])
@@ -35,4 +36,5 @@ def run_forward(problem: Problem, keep: bool) -> tuple[Tensor, ...]:
             segment.store(inverse, signed)
             value *= signed.abs()
         segment.store(output, value)
-    return output, inverse, *kept, *final
+    problem.workspace.close()
+    return output, inverse, kept_G, kept_b, *final

@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = [
     "BLOCK",
     "SHORTEST",
+    "WORKSPACE",
     "Chunk",
     "DenseLayout",
     "Layout",
@@ -26,8 +27,8 @@ BLOCK = 8
 SHORTEST = 16
 
 # Elements of the largest temporary, a [rows, H, tokens, S, max(K, V)] tensor. It is built and
-# used up segment by segment; 2^19 floats stay in a CPU's cache, a GPU wants more work at once.
-_WORKSPACE = {"cpu": 1 << 19, "cuda": 1 << 26}
+# used up segment by segment; 2^20 floats stay in a CPU's cache, a GPU wants more work at once.
+WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Plan:
             chunk //= 2
         chunks = length // chunk + sequences
         width = max(1, rows * heads * chunk * write.shape[-1] * max(q.shape[3], v.shape[3]))
-        budget = _WORKSPACE.get(q.device.type, _WORKSPACE["cuda"])
+        budget = WORKSPACE.get(q.device.type, WORKSPACE["cuda"])
         per_segment = min(max(1, budget // width), max(1, chunks))
         return Plan(chunk, per_segment, -(-chunks // per_segment))
 

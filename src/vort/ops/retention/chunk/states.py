@@ -26,14 +26,14 @@ def run_states(
     `final`: nothing crosses over.
     """
     each, lefts, rights = states.unbind(), left.unbind(), right.unbind()
-    shape = (-1, left.shape[-2], right.shape[-1])
+    products = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
     aging = _aging_of(chunks, drop)
     for index, chunk in enumerate(chunks):
         before, after = each[index], each[index + 1]
         if chunk.first is not None:
             before.copy_(initial[chunk.first])
         torch.addcmul(before, before, aging[chunk.length], out=after)
-        after.view(shape).baddbmm_(lefts[index], rights[index])
+        products[index + 1].baddbmm_(lefts[index], rights[index])
         if final is not None and chunk.last is not None:
             final[chunk.last] = after
 
@@ -54,14 +54,14 @@ def run_states_backward(
     ones go out to `initial`.
     """
     each, lefts, rights = grads.unbind(), left.unbind(), right.unbind()
-    shape = (-1, left.shape[-2], right.shape[-1])
+    products = grads.view(len(grads), -1, left.shape[-2], right.shape[-1]).unbind()
     aging = _aging_of(chunks, drop)
     for index in reversed(range(len(chunks))):
         chunk, before, after = chunks[index], each[index], each[index + 1]
         if chunk.last is not None:
             after.copy_(final[chunk.last])
         torch.addcmul(after, after, aging[chunk.length], out=before)
-        before.view(shape).baddbmm_(lefts[index], rights[index])
+        products[index].baddbmm_(lefts[index], rights[index])
         if chunk.first is not None:
             initial[chunk.first] = before
 

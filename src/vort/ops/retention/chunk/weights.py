@@ -20,7 +20,7 @@ __all__ = ["Decays", "pair_weights", "pair_weights_backward"]
 
 @dataclass(frozen=True)
 class Decays:
-    """exp(log_decay * lag) wherever a chunk needs it.
+    """exp(log_decay * lag) wherever a chunk needs it; H is 1 for decays that all heads share.
 
     power: [C + 1, H, S] for lags 0..C; drop: the same minus 1, kept apart because 1 - 1e-7 has no
     float32. inside: [H, 1, BLOCK, S] from a block's first token to t. before: [H, C / BLOCK, C, S]
@@ -116,7 +116,7 @@ def pair_weights_backward(
     grad_left, grad_right = rows @ right, rows.mT @ left
     grad_read = (grad_left * decays.inside).flatten(-3, -2)
     grad_write = (grad_right * decays.before).sum(-3)
-    grad_decay = torch.zeros_like(decays.power[0])
+    grad_decay = read.new_zeros(read.shape[2], read.shape[-1])
     if decay_needs_grad:
         grad_decay += _total(left * grad_left * decays.inside_lag)
         grad_decay += _total(right * grad_right * decays.before_lag)
