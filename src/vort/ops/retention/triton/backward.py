@@ -111,7 +111,7 @@ def query_kernel(
         bt = load_normalizer(b, slot, modes, S, K, BK).to(dtype)
         f2 = tl.exp2(rates[None, :] * since[:, None]) * shiftt[:, None]
         if MODES:
-            dr += f2 * tl.dot(qt, tl.trans(bt), input_precision=PREC)
+            dr += f2 * tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
         if HAS_READ:
             f2 *= readt
         dqt = tl.dot(f2.to(dtype), bt, dqt, input_precision=PREC)
@@ -180,11 +180,11 @@ def query_kernel(
     wide = tl.arange(0, NC * SP) % SP
     drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SP)
     dcol = (dcol * load_modes(write, t0, n, h, H, wide, S, BT)).to(dtype)
+    rowr = drow
     if HAS_READ:
-        readw = load_modes(read, t0, n, h, H, wide, S, BT)
-        w = tl.dot((drow * readw).to(dtype), tl.trans(dcol), input_precision=PREC)
-    else:
-        w = tl.dot(drow.to(dtype), tl.trans(dcol), input_precision=PREC)
+        rowr = drow * load_modes(read, t0, n, h, H, wide, S, BT)
+    rowr = rowr.to(dtype)
+    w = tl.dot(rowr, tl.trans(dcol), input_precision=PREC)
     mask = causal(BT, SELF)
     dp = tl.where(mask, da * w, 0.0)
     if NORM == 2:
@@ -192,12 +192,11 @@ def query_kernel(
     dqt = tl.dot(dp.to(dtype), kt, dqt, input_precision=PREC)
     if MODES:
         dw = tl.where(mask, da * tl.dot(qt, tl.trans(kt), input_precision=PREC), 0.0)
-        x = drow * tl.dot(dw.to(dtype), dcol, input_precision=PREC)
-        dr += tl.sum(tl.reshape(x, [BT, NC, SP]), axis=1)
+        x = tl.dot(dw.to(dtype), dcol, input_precision=PREC)
+        dr += tl.sum(tl.reshape(drow * x, [BT, NC, SP]), axis=1)
         if DECAY_GRAD:
-            lagged = x * behind
-            if HAS_READ:
-                lagged *= readw
+            # with the rounded factors of key_kernel, so that the two parts of lag 0 cancel
+            lagged = rowr.to(tl.float32) * x * behind
             drates += tl.sum(tl.reshape(tl.sum(lagged, axis=0), [NC, SP]), axis=0)
             where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + modes
             tl.store(drate + where, drates)
@@ -275,7 +274,7 @@ def key_kernel(
         if NORM == 1:
             rbt = load_normalizer(rb, slot, modes, S, K, BK).to(dtype)
             f2 = tl.exp2(rates[None, :] * until[:, None])
-            dw += f2 * tl.dot(kt, tl.trans(rbt), input_precision=PREC)
+            dw += f2 * tl.trans(tl.dot(rbt, tl.trans(kt), input_precision=PREC))
             dkt = tl.dot((f2 * writet).to(dtype), rbt, dkt, input_precision=PREC)
         elif NORM == 2:
             ks = tl.arange(0, BK)
@@ -293,7 +292,8 @@ def key_kernel(
     writew = load_modes(write, c0, n, h, H, wide, S, BT)
     mask = tl.trans(causal(BT, SELF))
     p = tl.where(mask, tl.dot(kt, tl.trans(qt), input_precision=PREC), 0.0)
-    w = tl.dot((dcol * writew).to(dtype), tl.trans(drow), input_precision=PREC)
+    colr = (dcol * writew).to(dtype)
+    w = tl.dot(colr, tl.trans(drow), input_precision=PREC)
     w = tl.where(mask, w, 0.0)
     if NORM > 0:
         invt = load_column(inv, c0, n, h, H, 0, 1, BT)
@@ -323,10 +323,10 @@ def key_kernel(
         if NORM == 2:
             dp += tl.where(mask, shiftt[None, :], 0.0)
         dkt = tl.dot(dp.to(dtype), qt, dkt, input_precision=PREC)
-        x = dcol * tl.dot((p * da).to(dtype), drow, input_precision=PREC)
-        dw += tl.sum(tl.reshape(x, [BT, NC, SP]), axis=1)
+        x = tl.dot((p * da).to(dtype), drow, input_precision=PREC)
+        dw += tl.sum(tl.reshape(dcol * x, [BT, NC, SP]), axis=1)
         if DECAY_GRAD:
-            lagged = tl.sum(x * writew * -behind, axis=0)
+            lagged = tl.sum(colr.to(tl.float32) * x * -behind, axis=0)
             drates += tl.sum(tl.reshape(lagged, [NC, SP]), axis=0)
 
     # later blocks of the span

@@ -61,7 +61,8 @@ def output_kernel(
         row *= load_modes(read, t0, n, h, H, modes, S, BT)
     if NORM == 1:
         bt = load_normalizer(b, slot, modes, S, K, BK).to(dtype)
-        qb = tl.dot(qt, tl.trans(bt), input_precision=PREC)
+        # not q b^T: see _sums in states.py
+        qb = tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
         den = tl.sum(qb * row * tl.exp2(rates * (block * BT + 1))[None, :], axis=1)
     elif NORM == 2:
         ks = tl.arange(0, BK)

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from .backward import key_kernel, normalizer_kernel, query_kernel
 from .forward import output_kernel
-from .states import scan_kernel, span_kernel
+from .states import state_kernel
 from .tiling import Tiling, choose_tiling, power_of_two
 
 __all__ = ["Problem", "run_backward", "run_forward"]
 
-SCAN_BLOCK = 1024
+# Programs that fill a large GPU twice; fewer than this and sequences are cut into segments.
+PROGRAMS = 264
 
 
 @dataclass(frozen=True)
@@ -129,67 +130,62 @@ def _launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
         kernel[(grid,)](*args, **constants)
 
 
-def _span_states(
+def _states(
     problem: Problem,
     x: Tensor,
     y: Tensor,
     weight: Tensor | None,
     log_decay: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    reverse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """What every span adds to G (in the dtype of the inputs) and b (float32)."""
-    p, tiling = problem, problem.tiling
-    G = x.new_empty(p.slots, p.heads, p.terms, p.key_dim, p.value_dim)
-    b = None
-    if p.norm_terms:
-        b = x.new_empty(p.slots, p.heads, p.norm_terms, p.key_dim, dtype=torch.float32)
-    columns, warps, stages = tiling.state
-    blocks = _cdiv(p.key_dim, tiling.state_keys) * _cdiv(p.value_dim, columns)
-    _launch(
-        span_kernel, p.slots * p.heads * blocks,
-        x, y, weight, log_decay, scale, shift, G, b, p.table, p.length, p.spans,
-        _rate_stride(log_decay),
-        SP=tiling.modes, BK=tiling.state_keys, BV=columns, BL=tiling.state_rows,
-        REVERSE=reverse, HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
-        PREC=tiling.precision, num_warps=warps, num_stages=stages, **p.common(),
-    )  # fmt: skip
-    return G, b
-
-
-def _scan_states(
-    problem: Problem,
-    G: Tensor,
-    b: Tensor | None,
     first: tuple[Tensor | None, Tensor | None],
-    log_decay: Tensor,
-    reverse: bool,
     keep_last: bool,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    reverse: bool = False,
     others: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Turn G and b into what every span starts with, in place; last states and decay gradient."""
-    p = problem
-    G_last = b_last = grad = None
-    if keep_last:
-        sizes = (p.sequences, p.heads, p.terms, p.key_dim, p.value_dim)
-        G_last = G.new_empty(sizes, dtype=torch.float32)
-        if b is not None:
-            b_last = b.new_empty(p.sequences, p.heads, p.norm_terms, p.key_dim)
-    blocks = _cdiv(p.key_dim * p.value_dim, SCAN_BLOCK)
-    if b is not None:
-        blocks += _cdiv(p.key_dim, SCAN_BLOCK)
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """G (dtype of the inputs) and b (float32) at every span, the last ones, the decay gradient.
+
+    `others` are the forward states, given to the backward walk when the decay gradient is wanted.
+    """
+    p, tiling = problem, problem.tiling
+    columns, warps, stages = tiling.state
+    matrices = (p.heads, p.terms, p.key_dim, p.value_dim)
+    vectors = (p.heads, p.norm_terms, p.key_dim)
+    key_blocks = _cdiv(p.key_dim, tiling.state_keys)
+    blocks = key_blocks * _cdiv(p.value_dim, columns) * _cdiv(p.terms, tiling.state_modes)
+    blocks += key_blocks if p.normalizer else 0
+    programs = p.sequences * p.heads * blocks
+    spans = p.slots // max(p.sequences, 1)
+    segments = max(1, min(PROGRAMS // max(programs, 1), spans // 4))
+
+    def new(lead: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        b = x.new_empty(*lead, *vectors, dtype=torch.float32) if p.normalizer else None
+        return x.new_empty(*lead, *matrices, dtype=dtype), b
+
+    G, b = new((p.slots,), x.dtype)
+    last = new((p.sequences,), torch.float32) if keep_last else (None, None)
+    sums: tuple[Tensor | None, Tensor | None] = (None, None)
+    if segments > 1:
+        G_sums = x.new_empty(p.sequences, p.heads, segments, *matrices[1:], dtype=torch.float32)
+        b_sums = x.new_empty(p.sequences, p.heads, segments, *vectors[1:], dtype=torch.float32)
+        sums = (G_sums, b_sums if p.normalizer else None)
     decay_grad = others[0] is not None
+    grad = None
     if decay_grad:
-        grad = G.new_zeros(p.sequences, p.heads, p.terms, blocks, dtype=torch.float32)
-    _launch(
-        scan_kernel, p.sequences * p.heads * p.terms * blocks,
-        G, b, others[0], others[1], first[0], first[1], G_last, b_last, log_decay, grad,
-        p.cu, p.seq_span, p.length, p.spans, _rate_stride(log_decay),
-        SB=p.norm_terms, BE=SCAN_BLOCK, REVERSE=reverse, HAS_FIRST=first[0] is not None,
-        HAS_LAST=keep_last, DECAY_GRAD=decay_grad, num_warps=4, **p.common(),
-    )  # fmt: skip
-    return G_last, b_last, grad
+        rows = p.sequences * segments * blocks
+        grad = x.new_zeros(rows, p.heads, p.terms, dtype=torch.float32)
+    for only_sums in (True, False) if segments > 1 else (False,):
+        _launch(
+            state_kernel, programs * segments,
+            x, y, weight, log_decay, scale, shift, G, b, *others, *first, *last, *sums, grad,
+            p.cu, p.seq_span, p.length, p.spans, _rate_stride(log_decay),
+            SB=p.norm_terms, SP=tiling.modes, SG=tiling.state_modes, BK=tiling.state_keys,
+            BV=columns, BL=tiling.state_rows, SEGMENTS=segments, SUMS=only_sums, REVERSE=reverse,
+            HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
+            HAS_FIRST=first[0] is not None, HAS_LAST=keep_last, DECAY_GRAD=decay_grad,
+            PREC=tiling.precision, num_warps=warps, num_stages=stages, **p.common(),
+        )  # fmt: skip
+    return G, b, *last, grad
 
 
 def run_forward(
@@ -206,8 +202,7 @@ def run_forward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Outputs, raw normaliser, final G and b. All tensors contiguous."""
     p, tiling = problem, problem.tiling
-    G, b = _span_states(p, k, v, write, log_decay, None, None, reverse=False)
-    G_last, b_last, _ = _scan_states(p, G, b, (G_first, b_first), log_decay, False, keep_last)
+    G, b, G_last, b_last, _ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last)
     o = torch.empty_like(v)
     den = None
     if p.normalizer:
@@ -260,8 +255,7 @@ def run_backward(
         sizes = (p.row_blocks, p.heads, tiling.modes)
         drate = tuple(q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))  # type: ignore[assignment]
 
-    G, b = _span_states(p, k, v, write, log_decay, None, None, reverse=False)
-    _scan_states(p, G, b, (G_first, b_first), log_decay, reverse=False, keep_last=False)
+    G, b, *_ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last=False)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     _launch(
         query_kernel, p.row_blocks * p.heads,
@@ -269,10 +263,9 @@ def run_backward(
         p.length, p.spans, rate_stride, **flags, **options,
     )  # fmt: skip
 
-    R, rb = _span_states(p, q, do, read, log_decay, inv, shift, reverse=True)
-    dG_first, db_first, grad = _scan_states(
-        p, R, rb, (dG_last, db_last), log_decay, True, G_first is not None,
-        (G, b) if decay_grad else (None, None),
+    R, rb, dG_first, db_first, grad = _states(
+        p, q, do, read, log_decay, (dG_last, db_last), G_first is not None, inv, shift,
+        reverse=True, others=(G, b) if decay_grad else (None, None),
     )  # fmt: skip
     del G, b
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
@@ -289,5 +282,5 @@ def run_backward(
         )  # fmt: skip
     dlog = None
     if grad is not None and drate[0] is not None and drate[1] is not None:
-        dlog = grad.sum((0, 3)) + (drate[0].sum(0) + drate[1].sum(0))[:, : p.terms]
+        dlog = grad.sum(0) + (drate[0].sum(0) + drate[1].sum(0))[:, : p.terms]
     return dq, dk, dv, dwrite, dread, dlog, dG_first, db_first

@@ -1,251 +1,261 @@
 # mypy: ignore-errors
-"""States between spans: what each span adds, and the scan that carries it along.
+"""States at span starts, forward and backward, built and carried along in one walk.
 
 The decays are constants, so a span of n tokens multiplies a state by ``exp(l n)``: no gates to scan.
-The same two kernels serve forward (k, v, write; left to right) and backward (q, do, read; right to
-left).
+One program keeps a few value columns of several modes in registers, walks its sequence (or segment
+of one) and writes what it holds at every span start; nothing is read back. The same kernel serves
+forward (k, v, write; left to right) and backward (q, do, read; right to left).
+
+A long sequence with few heads would leave the GPU empty, so it is cut into segments: a first pass
+keeps only what each segment adds, the second starts from the sum of those before it.
 """
 
 import triton
 import triton.language as tl
 
-from .tiles import load_column, load_modes, load_rates, load_rows, span_bounds
+from .tiles import load_column, load_modes, load_rates, load_rows
 
 
 @triton.jit
-def _span_normalizer(
-    x, weight, log_decay, shift, b, start, length, slot, h, k0, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
-    SPAN: tl.constexpr, BL: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_SCALE: tl.constexpr, PREC: tl.constexpr,
+def _walk(
+    it, n_spans, length, first_token, first_span,
+    SPAN: tl.constexpr, BL: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """``b[span, h, s]``: every mode at once, as ``[weights]^T x``.
+    """Where step ``it`` of the walk is: part of which span, first token, tokens left, slot."""
+    PARTS: tl.constexpr = SPAN // BL
+    p = it // PARTS
+    part = it % PARTS
+    if REVERSE:
+        p = n_spans - 1 - p
+    span_length = tl.minimum(length - p * SPAN, SPAN)
+    t0 = first_token + p * SPAN + part * BL
+    return part, t0, span_length - part * BL, span_length.to(tl.float32), first_span + p
+
+
+@triton.jit
+def _lags(part, n, BL: tl.constexpr, REVERSE: tl.constexpr):
+    """Tokens to the span's last one (forward) or from the one before its first (backward)."""
+    at = tl.arange(0, BL)
+    if REVERSE:
+        lag = at + part * BL + 1
+    else:
+        lag = tl.maximum(n - 1 - at, 0)
+    return lag.to(tl.float32)
+
+
+@triton.jit
+def _values(
+    x, y, weight, log_decay, scale, G, other, first, last, segment_sums, grad,
+    h, n, seg, kb, vb, sg, n_spans, length, per, first_token, first_span, rate_h, grad_at,
+    H: tl.constexpr, S: tl.constexpr, SG: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
+    SEGMENTS: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """SG modes times BV value columns of G, side by side."""
+    PARTS: tl.constexpr = SPAN // BL
+    col = tl.arange(0, SG * BV)
+    modes = sg * SG + tl.arange(0, SG)
+    s = sg * SG + col // BV
+    vs = vb * BV + col % BV
+    ks = kb * BK + tl.arange(0, BK)
+    offs = s[None, :] * (K * V) + ks[:, None] * V + vs[None, :]
+    mask = (s[None, :] < S) & (ks[:, None] < K) & (vs[None, :] < V)
+    rates = load_rates(log_decay, h, rate_h, s, S)
+    mode_rates = load_rates(log_decay, h, rate_h, modes, S)
+    STATE: tl.constexpr = S * K * V
+    acc = tl.zeros([BK, SG * BV], dtype=tl.float32)
+    gsum = tl.zeros([BK, SG * BV], dtype=tl.float32)
+    if not SUMS:
+        if HAS_FIRST:
+            at = (n * H + h).to(tl.int64) * STATE
+            acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
+        if SEGMENTS > 1:
+            for g in range(0, seg):
+                tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
+                at = ((n * H + h).to(tl.int64) * SEGMENTS + g) * STATE
+                more = tl.load(segment_sums + at + offs, mask=mask, other=0.0)
+                acc = acc * tl.exp2(rates * tokens)[None, :] + more
+    begin = seg * per
+    end = tl.minimum(begin + per, n_spans)
+    for it in range(begin * PARTS, end * PARTS):
+        part, t0, left, span_length, slot = _walk(
+            it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
+        )
+        fade = tl.exp2(rates * span_length)
+        if part == 0:
+            if not SUMS:
+                at = (slot * H + h).to(tl.int64) * STATE
+                tl.store(G + at + offs, acc.to(G.dtype.element_ty), mask=mask)
+                if DECAY_GRAD:
+                    o = tl.load(other + at + offs, mask=mask, other=0.0).to(tl.float32)
+                    gsum += acc * o * (span_length * fade)[None, :]
+            acc *= fade[None, :]
+        xt = load_rows(x, t0, left, h, H, kb * BK, K, BL, BK)
+        yt = load_rows(y, t0, left, h, H, vb * BV, V, BL, BV)
+        w = tl.exp2(mode_rates[None, :] * _lags(part, left, BL, REVERSE)[:, None])
+        if HAS_WEIGHT:
+            w *= load_modes(weight, t0, left, h, H, modes, S, BL)
+        if HAS_SCALE:
+            w *= load_column(scale, t0, left, h, H, 0, 1, BL)[:, None]
+        yw = yt[:, None, :] * w.to(yt.dtype)[:, :, None]
+        yw = tl.reshape(yw, [BL, SG * BV])
+        acc = tl.dot(tl.trans(xt), yw, acc, input_precision=PREC)
+    if SUMS:
+        at = ((n * H + h).to(tl.int64) * SEGMENTS + seg) * STATE
+        tl.store(segment_sums + at + offs, acc, mask=mask)
+    else:
+        if HAS_LAST:
+            if seg == SEGMENTS - 1:
+                at = (n * H + h).to(tl.int64) * STATE
+                tl.store(last + at + offs, acc, mask=mask)
+        if DECAY_GRAD:
+            total = tl.sum(tl.reshape(tl.sum(gsum, axis=0), [SG, BV]), axis=1)
+            tl.store(grad + grad_at + modes, total, mask=modes < S)
+
+
+@triton.jit
+def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr):
+    """Tokens in ``count`` spans of the walk from the j-th on."""
+    lo = tl.minimum(j, n_spans)
+    hi = tl.minimum(j + count, n_spans)
+    if REVERSE:
+        total = tl.minimum((n_spans - lo) * SPAN, length) - tl.minimum((n_spans - hi) * SPAN, length)
+    else:
+        total = tl.minimum(hi * SPAN, length) - tl.minimum(lo * SPAN, length)
+    return total.to(tl.float32)
+
+
+@triton.jit
+def _sums(
+    x, weight, log_decay, shift, b, other, first, last, segment_sums, grad,
+    h, n, seg, kb, n_spans, length, per, first_token, first_span, rate_h, grad_at,
+    H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
+    BK: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr,
+    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Every mode of b, as ``[weights]^T x``.
 
     Not ``x^T [weights]``: for a tile 16 columns wide and 256 rows deep Triton 3.6 reads beyond it
-    in shared memory on Hopper.
+    in shared memory on Hopper. The weights keep more bits than bfloat16, since b sums over signs.
     """
-    SB: tl.constexpr = S if NORM == 1 else 1
+    PARTS: tl.constexpr = SPAN // BL
     modes = tl.arange(0, SP)
-    at = tl.arange(0, BL)
-    ks = k0 + tl.arange(0, BK)
-    acc = tl.zeros([SP, BK], dtype=tl.float32)
+    ks = kb * BK + tl.arange(0, BK)
+    offs = modes[:, None] * K + ks[None, :]
+    mask = (modes[:, None] < SB) & (ks[None, :] < K)
     rates = load_rates(log_decay, h, rate_h, modes, S)
-    for part in range(SPAN // BL):
-        t0 = start + part * BL
-        n = length - part * BL
-        xt = load_rows(x, t0, n, h, H, k0, K, BL, BK)
+    if NORM == 2:
+        rates = rates * 0.0
+    STATE: tl.constexpr = SB * K
+    acc = tl.zeros([SP, BK], dtype=tl.float32)
+    gsum = tl.zeros([SP, BK], dtype=tl.float32)
+    if not SUMS:
+        if HAS_FIRST:
+            at = (n * H + h).to(tl.int64) * STATE
+            acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
+        if SEGMENTS > 1:
+            for g in range(0, seg):
+                tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
+                at = ((n * H + h).to(tl.int64) * SEGMENTS + g) * STATE
+                more = tl.load(segment_sums + at + offs, mask=mask, other=0.0)
+                acc = acc * tl.exp2(rates * tokens)[:, None] + more
+    begin = seg * per
+    end = tl.minimum(begin + per, n_spans)
+    for it in range(begin * PARTS, end * PARTS):
+        part, t0, left, span_length, slot = _walk(
+            it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
+        )
+        fade = tl.exp2(rates * span_length)
+        if part == 0:
+            if not SUMS:
+                at = (slot * H + h).to(tl.int64) * STATE
+                tl.store(b + at + offs, acc, mask=mask)
+                if DECAY_GRAD:
+                    o = tl.load(other + at + offs, mask=mask, other=0.0)
+                    gsum += acc * o * (span_length * fade)[:, None]
+            acc *= fade[:, None]
+        xt = load_rows(x, t0, left, h, H, kb * BK, K, BL, BK)
+        lag = _lags(part, left, BL, REVERSE)
         if NORM == 1:
-            if REVERSE:
-                lag = at + part * BL + 1
-            else:
-                lag = tl.maximum(n - 1 - at, 0)
-            wt = tl.exp2(rates[None, :] * lag[:, None].to(tl.float32))
+            w = tl.exp2(rates[None, :] * lag[:, None])
             if HAS_WEIGHT:
-                wt *= load_modes(weight, t0, n, h, H, modes, S, BL)
+                w *= load_modes(weight, t0, left, h, H, modes, S, BL)
         else:
-            wt = tl.where(modes[None, :] + at[:, None] * 0 == 0, 1.0, 0.0)
+            w = tl.where(modes[None, :] + lag[:, None] * 0 == 0, 1.0, 0.0)
         if HAS_SCALE:
-            wt *= load_column(shift, t0, n, h, H, 0, 1, BL)[:, None]
-        acc = tl.dot(tl.trans(wt.to(xt.dtype)), xt, acc, input_precision=PREC)
-    out = b + slot * (SB * K) + modes[:, None] * K + ks[None, :]
-    tl.store(out, acc, mask=(ks[None, :] < K) & (modes[:, None] < SB))
+            w *= load_column(shift, t0, left, h, H, 0, 1, BL)[:, None]
+        acc = tl.dot(tl.trans(w), xt.to(tl.float32), acc, input_precision=PREC)
+    if SUMS:
+        at = ((n * H + h).to(tl.int64) * SEGMENTS + seg) * STATE
+        tl.store(segment_sums + at + offs, acc, mask=mask)
+    else:
+        if HAS_LAST:
+            if seg == SEGMENTS - 1:
+                at = (n * H + h).to(tl.int64) * STATE
+                tl.store(last + at + offs, acc, mask=mask)
+        if DECAY_GRAD and NORM == 1:
+            tl.store(grad + grad_at + modes, tl.sum(gsum, axis=1), mask=modes < S)
 
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
-def span_kernel(
-    x, y, weight, log_decay, scale, shift, G, b, table, T, SPANS, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
+def state_kernel(
+    x, y, weight, log_decay, scale, shift, G, b, G_other, b_other, G_first, b_first,
+    G_last, b_last, G_sums, b_sums, grad, cu, seq_span, T, SPANS, rate_h,
+    H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SG: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr, SUMS: tl.constexpr,
     NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, VARLEN: tl.constexpr, PREC: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr, VARLEN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``G[span, h, s] = sum_i decay weight[i, s] scale[i] x_i y_i^T`` over one span.
+    """``G[slot, h, s]`` and ``b[slot, h, s]``: what a span starts (backward: ends) with.
 
-    Forward the decay runs to the span's last token, backward to the token before its first.
+    Forward: ``sum_i exp(l (a-1-i)) weight[i, s] scale[i] x_i y_i^T`` over tokens before the span's
+    first one, a. Backward the same over tokens after the span, to its last one.
+    ``grad[block, h, s]`` takes the part of the gradient to log_decay owed to decay over whole spans.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
+    NS: tl.constexpr = (S + SG - 1) // SG
+    BLOCKS: tl.constexpr = NK * NV * NS + (NK if NORM > 0 else 0)
     pid = tl.program_id(0)
-    vb = pid % NV
-    kb = (pid // NV) % NK
-    h = (pid // (NV * NK)) % H
-    span = pid // (NV * NK * H)
-    start, end = span_bounds(span, table, T, SPANS, SPAN, VARLEN)
-    if start >= end:
-        return
-    length = (end - start).to(tl.int32)
-    at = tl.arange(0, BL)
-    slot = (span * H + h).to(tl.int64)
-    ks = kb * BK + tl.arange(0, BK)
-    vs = vb * BV + tl.arange(0, BV)
-    state_mask = (ks[:, None] < K) & (vs[None, :] < V)
-    whole: tl.constexpr = SPAN == BL
-    if whole:
-        x0 = load_rows(x, start, length, h, H, kb * BK, K, BL, BK)
-        y0 = load_rows(y, start, length, h, H, vb * BV, V, BL, BV)
-        if HAS_SCALE:
-            scale0 = load_column(scale, start, length, h, H, 0, 1, BL)
-
-    for s in range(S):
-        rate = load_rates(log_decay, h, rate_h, s, S)
-        acc = tl.zeros([BK, BV], dtype=tl.float32)
-        for part in range(SPAN // BL):
-            t0 = start + part * BL
-            n = length - part * BL
-            if whole:
-                xt = x0
-                yt = y0
-            else:
-                xt = load_rows(x, t0, n, h, H, kb * BK, K, BL, BK)
-                yt = load_rows(y, t0, n, h, H, vb * BV, V, BL, BV)
-            if REVERSE:
-                lag = at + part * BL + 1
-            else:
-                lag = tl.maximum(n - 1 - at, 0)
-            w = tl.exp2(rate * lag.to(tl.float32))
-            if HAS_WEIGHT:
-                w *= load_column(weight, t0, n, h, H, s, S, BL)
-            if HAS_SCALE:
-                if whole:
-                    w *= scale0
-                else:
-                    w *= load_column(scale, t0, n, h, H, 0, 1, BL)
-            yw = yt * w.to(yt.dtype)[:, None]
-            acc = tl.dot(tl.trans(xt), yw, acc, input_precision=PREC)
-        out = G + (slot * S + s) * (K * V) + ks[:, None] * V + vs[None, :]
-        tl.store(out, acc.to(G.dtype.element_ty), mask=state_mask)
-
-    if NORM > 0:
-        if vb == 0:
-            _span_normalizer(
-                x, weight, log_decay, shift, b, start, length, slot, h, kb * BK, rate_h,
-                H, S, SP, K, BK, SPAN, min(BL, 64), NORM, REVERSE, HAS_WEIGHT, HAS_SCALE, PREC,
-            )  # fmt: skip
-
-
-@triton.jit
-def _decay(rate, j, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr):
-    """Tokens in the j-th span of the walk, and the decay over them."""
-    if REVERSE:
-        p = n_spans - 1 - j
-    else:
-        p = j
-    n = tl.minimum(length - p * SPAN, SPAN).to(tl.float32)
-    return n, tl.exp2(rate * n)
-
-
-@triton.jit
-def _scan(
-    ptr, other, first, last, base, edge, rate, n_spans, length, offs, mask,
-    STRIDE: tl.constexpr, SPAN: tl.constexpr, REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
-    HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr,
-):  # fmt: skip
-    """Replace what spans add by what they start (backward: end) with, four spans in flight.
-
-    The only mask is one the compiler knows by heart: a mask on the span would cost wide loads.
-    """
-    if HAS_FIRST:
-        carry = tl.load(first + edge + offs, mask=mask, other=0.0).to(tl.float32)
-    else:
-        carry = tl.zeros_like(offs).to(tl.float32)
-    grad = tl.zeros_like(offs).to(tl.float32)
-    step: tl.constexpr = -STRIDE if REVERSE else STRIDE
-    out_type = ptr.dtype.element_ty
-    ptr += base
-    if DECAY_GRAD:
-        other += base
-    quads = n_spans // 4
-    for quad in range(0, quads):
-        x0 = tl.load(ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        x1 = tl.load(ptr + step + offs, mask=mask, other=0.0).to(tl.float32)
-        x2 = tl.load(ptr + 2 * step + offs, mask=mask, other=0.0).to(tl.float32)
-        x3 = tl.load(ptr + 3 * step + offs, mask=mask, other=0.0).to(tl.float32)
-        n0, d0 = _decay(rate, 4 * quad, n_spans, length, SPAN, REVERSE)
-        n1, d1 = _decay(rate, 4 * quad + 1, n_spans, length, SPAN, REVERSE)
-        n2, d2 = _decay(rate, 4 * quad + 2, n_spans, length, SPAN, REVERSE)
-        n3, d3 = _decay(rate, 4 * quad + 3, n_spans, length, SPAN, REVERSE)
-        if DECAY_GRAD:
-            g0 = tl.load(other + offs, mask=mask, other=0.0).to(tl.float32)
-            g1 = tl.load(other + step + offs, mask=mask, other=0.0).to(tl.float32)
-            g2 = tl.load(other + 2 * step + offs, mask=mask, other=0.0).to(tl.float32)
-            g3 = tl.load(other + 3 * step + offs, mask=mask, other=0.0).to(tl.float32)
-        c1 = carry * d0 + x0
-        c2 = c1 * d1 + x1
-        c3 = c2 * d2 + x2
-        tl.store(ptr + offs, carry.to(out_type), mask=mask)
-        tl.store(ptr + step + offs, c1.to(out_type), mask=mask)
-        tl.store(ptr + 2 * step + offs, c2.to(out_type), mask=mask)
-        tl.store(ptr + 3 * step + offs, c3.to(out_type), mask=mask)
-        if DECAY_GRAD:
-            grad += (n0 * d0) * carry * g0 + (n1 * d1) * c1 * g1
-            grad += (n2 * d2) * c2 * g2 + (n3 * d3) * c3 * g3
-            other += 4 * step
-        ptr += 4 * step
-        carry = c3 * d3 + x3
-    for j in range(4 * quads, n_spans):
-        x = tl.load(ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        n, d = _decay(rate, j, n_spans, length, SPAN, REVERSE)
-        tl.store(ptr + offs, carry.to(out_type), mask=mask)
-        if DECAY_GRAD:
-            g = tl.load(other + offs, mask=mask, other=0.0).to(tl.float32)
-            grad += (n * d) * carry * g
-            other += step
-        ptr += step
-        carry = carry * d + x
-    if HAS_LAST:
-        tl.store(last + edge + offs, carry, mask=mask)
-    return tl.sum(grad, axis=0)
-
-
-@triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
-def scan_kernel(
-    G, b, G_other, b_other, G_first, b_first, G_last, b_last, log_decay, grad,
-    cu, seq_span, T, SPANS, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BE: tl.constexpr,
-    SPAN: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
-    HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr, VARLEN: tl.constexpr,
-):  # fmt: skip
-    """Scan G and b of one (sequence, head, mode) in place, in parallel over state entries.
-
-    ``grad[n, h, s, block]``: the part of the gradient to log_decay owed to decay over whole spans.
-    """
-    NE: tl.constexpr = (K * V + BE - 1) // BE
-    NB: tl.constexpr = ((K + BE - 1) // BE) if NORM > 0 else 0
-    pid = tl.program_id(0)
-    e = pid % (NE + NB)
-    s = (pid // (NE + NB)) % S
-    h = (pid // ((NE + NB) * S)) % H
-    n = pid // ((NE + NB) * S * H)
+    block = pid % BLOCKS
+    h = (pid // BLOCKS) % H
+    seg = (pid // (BLOCKS * H)) % SEGMENTS
+    n = pid // (BLOCKS * H * SEGMENTS)
+    if SUMS:
+        if seg == SEGMENTS - 1:
+            return
     if VARLEN:
-        length = (tl.load(cu + n + 1) - tl.load(cu + n)).to(tl.int32)
-        first_span = tl.load(seq_span + n).to(tl.int64)
+        first_token = tl.load(cu + n).to(tl.int64)
+        length = (tl.load(cu + n + 1) - first_token).to(tl.int32)
+        first_span = tl.load(seq_span + n).to(tl.int32)
     else:
-        length = T
-        first_span = n.to(tl.int64) * SPANS
+        first_token = n.to(tl.int64) * T
+        length = n * 0 + T
+        first_span = n * SPANS
     n_spans = (length + SPAN - 1) // SPAN
-    if REVERSE:
-        first_span += n_spans - 1
-    rate = load_rates(log_decay, h, rate_h, s, S)
-    if e < NE:
-        offs = e * BE + tl.arange(0, BE)
-        total = _scan(
-            G, G_other, G_first, G_last, ((first_span * H + h) * S + s) * (K * V),
-            ((n * H + h).to(tl.int64) * S + s) * (K * V), rate, n_spans, length,
-            offs, offs < K * V,
-            H * S * K * V, SPAN, REVERSE, HAS_FIRST, HAS_LAST, DECAY_GRAD,
+    per = (n_spans + SEGMENTS - 1) // SEGMENTS
+    # blocks of one (sequence, segment) lie apart, so that each writes its own row
+    grad_at = (((n * SEGMENTS + seg) * BLOCKS + block) * H + h) * S
+    if block < NK * NV * NS:
+        _values(
+            x, y, weight, log_decay, scale, G, G_other, G_first, G_last, G_sums, grad,
+            h, n, seg, block // (NV * NS), block % NV, (block // NV) % NS, n_spans, length, per,
+            first_token, first_span, rate_h, grad_at,
+            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, SUMS, REVERSE, HAS_WEIGHT, HAS_SCALE,
+            HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
         )  # fmt: skip
-        if DECAY_GRAD:
-            tl.store(grad + pid, total)
-    if NORM > 0:
-        if (e >= NE) & (s < SB):
-            offs = (e - NE) * BE + tl.arange(0, BE)
-            if NORM == 2:
-                rate = rate * 0.0
-            total = _scan(
-                b, b_other, b_first, b_last, ((first_span * H + h) * SB + s) * K,
-                ((n * H + h).to(tl.int64) * SB + s) * K, rate, n_spans, length,
-                offs, offs < K,
-                H * SB * K, SPAN, REVERSE, HAS_FIRST, HAS_LAST, DECAY_GRAD and NORM == 1,
+    else:
+        if NORM > 0:
+            _sums(
+                x, weight, log_decay, shift, b, b_other, b_first, b_last, b_sums, grad,
+                h, n, seg, block - NK * NV * NS, n_spans, length, per, first_token, first_span,
+                rate_h, grad_at,
+                H, S, SB, SP, K, BK, SPAN, BL, SEGMENTS, SUMS, NORM, REVERSE, HAS_WEIGHT,
+                HAS_SCALE, HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
             )  # fmt: skip
-            if DECAY_GRAD:
-                tl.store(grad + pid, total)

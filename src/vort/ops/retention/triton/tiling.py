@@ -13,7 +13,8 @@ class Tiling:
     """How one shape is cut.
 
     span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
-    a reference point in a diagonal block. The `state`, `output` and `grad` triples are
+    a reference point in a diagonal block; state_rows and state_modes: tokens and modes taken at
+    once where states are built. The `state`, `output` and `grad` triples are
     (value columns, warps, pipeline stages) of the kernels that build states, outputs, gradients.
     """
 
@@ -24,6 +25,7 @@ class Tiling:
     keys: int
     state_rows: int
     state_keys: int
+    state_modes: int
     state: tuple[int, int, int]
     output: tuple[int, int, int]
     grad: tuple[int, int, int]
@@ -47,6 +49,9 @@ def choose_tiling(
     keys, values = power_of_two(key_dim), power_of_two(value_dim)
     widest = max(keys, values)
     modes = power_of_two(terms)
+    state_modes = min(8, power_of_two(terms, 1))
+    if terms % 8 and terms % 4 == 0:
+        state_modes = 4
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining.
         rows = 32 if widest <= 64 else 16
@@ -59,7 +64,8 @@ def choose_tiling(
             keys=keys,
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
-            state=(min(values, 64), 8, 1),
+            state_modes=state_modes,
+            state=(min(values, max(16, 64 // state_modes)), 4, 1),
             output=(min(values, 64), 8, 1),
             grad=(min(values, 64), 8, 1),
             precision="ieee",
@@ -68,17 +74,17 @@ def choose_tiling(
     span = 128 if terms <= 2 else 256
     if chunk_size is not None:
         span = max(64, power_of_two(chunk_size))
-    warps = 4 if widest <= 64 else 8
     return Tiling(
         span=span,
         rows=64,
         group=16,
         modes=modes,
         keys=keys,
-        state_rows=min(span, 256 if widest <= 64 else 128),
+        state_rows=64,
         state_keys=min(keys, 128),
-        state=(min(values, 128), warps, 3),
-        output=(min(values, 128), 4, 3),
-        grad=(min(values, 128), warps, 3 if widest <= 64 else 2),
+        state_modes=state_modes,
+        state=(min(values, max(16, 128 // state_modes)), 4 if keys <= 64 else 8, 3),
+        output=(min(values, 128 if keys <= 64 else 64), 4, 3),
+        grad=(min(values, 128), 4 if widest <= 64 else 8, 3 if widest <= 128 else 2),
         precision="tf32",
     )
