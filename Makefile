@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 export PYTHONUNBUFFERED := 1
 
+export NO_MKDOCS_2_WARNING := 1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup reproduce test test-all lint format bench docs clean
 

@@ -1,1 +1,36 @@
 """Tensor programs: pure functions over tensors, one folder for each op."""
+
+from vort.ops.feature_maps import FeatureMap, feature_map
+from vort.ops.local_attention import (
+    LocalAttentionCache,
+    apply_rope,
+    local_attention,
+    local_attention_prefill,
+    local_attention_step,
+)
+from vort.ops.retention import (
+    RetentionState,
+    exact_retention_with_kernel,
+    explain_backend,
+    paper_banks,
+    retention,
+    retention_step,
+    shared_basis,
+)
+
+__all__ = [
+    "FeatureMap",
+    "LocalAttentionCache",
+    "RetentionState",
+    "apply_rope",
+    "exact_retention_with_kernel",
+    "explain_backend",
+    "feature_map",
+    "local_attention",
+    "local_attention_prefill",
+    "local_attention_step",
+    "paper_banks",
+    "retention",
+    "retention_step",
+    "shared_basis",
+]

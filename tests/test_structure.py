@@ -1,0 +1,60 @@
+"""The rooms of the house: imports point one way, and the core stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "vort"
+# A room may import from itself and from the rooms after it.
+ROOMS = (
+    ("cli", "commands"),
+    ("experiments",),
+    ("training", "tasks", "report", "plasticity"),
+    ("models", "baselines"),
+    ("layers",),
+    ("ops",),
+    ("fractional",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    parts = [name.split(".") for name in names]
+    return {part[1] for part in parts if part[0] == "vort" and len(part) > 1}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_imports_point_one_way(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room == "__init__":
+        return
+    assert room in FLOOR, f"{room} is not on the plan of CONTRIBUTING.md"
+    for other in imported_rooms(path):
+        assert FLOOR[other] >= FLOOR[room], f"{room} must not import {other}"
+
+
+@pytest.mark.parametrize("module", ["vort", "vort.fractional", "vort.ops"])
+def test_core_imports_only_torch_numpy_and_scipy(module: str) -> None:
+    heavy = ["transformers", "triton", "matplotlib", "typer", "rich", "safetensors", "plotly"]
+    check = f"import sys, torch; before = set(sys.modules); import {module}; "
+    check += f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_names_a_machine_or_loads_a_pickle() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert "torch.load(" not in text, path
+        assert "pickle.load" not in text, path
