@@ -22,9 +22,37 @@ for folder in (ROOT, ROOT / "src"):
 
 import torch  # noqa: E402
 
-from tests.ops.retention_triton.cases import GPU_CASES, Case, relative_errors, small  # noqa: E402
+from tests.ops.retention_triton.cases import (  # noqa: E402
+    GPU_CASES,
+    Case,
+    compiled_difference,
+    relative_errors,
+    small,
+)
+from tests.ops.retention_triton.steps import STEP_CASES, step_errors  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
+
+
+def check_steps(job: tuple[Case, torch.dtype, int]) -> dict[str, object]:
+    """The decode step on one case."""
+    record: dict[str, object] = {"case": f"step {job[0].name}", "dtype": "float32"}
+    try:
+        errors = step_errors(job[0], job[1], "cuda", job[2])
+    except Exception as error:
+        return record | {"ok": False, "failure": f"{type(error).__name__}: {error}"[:600]}
+    worst = max(errors, key=lambda name: errors[name])
+    return record | {"ok": errors[worst] <= 1e-4, "worst": [worst, errors[worst]], "errors": errors}
+
+
+def check_compiled() -> dict[str, object]:
+    """`torch.compile(fullgraph=True)` gives the same gradients."""
+    record: dict[str, object] = {"case": "torch.compile", "dtype": "float32"}
+    try:
+        error = compiled_difference("cuda")
+    except Exception as failure:
+        return record | {"ok": False, "failure": f"{type(failure).__name__}: {failure}"[:600]}
+    return record | {"ok": error <= 1e-5, "worst": ["gradient", error]}
 
 
 def check(job: tuple[Case, torch.dtype, int]) -> dict[str, object]:
@@ -52,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="one small case, for memory checkers")
+    parser.add_argument("--match", default="", help="only cases whose name holds this")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
@@ -59,12 +88,19 @@ def main() -> None:
         (case, dtype, arguments.seed + i)
         for i, case in enumerate(GPU_CASES)
         for dtype in (torch.bfloat16, torch.float32)
+        if arguments.match in case.name
     ]
+    steps = [(case, torch.float32, arguments.seed) for case in STEP_CASES]
     if arguments.small:
         records = [check((small(jobs[4][0]), dtype, arguments.seed)) for dtype in BOUNDS]
     else:
-        with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
-            records = list(pool.map(check, jobs))
+        # a process for each case: an illegal access would spoil every later case of its process
+        with ProcessPoolExecutor(
+            arguments.workers, mp_context=get_context("spawn"), max_tasks_per_child=1
+        ) as pool:
+            stepped = pool.map(check_steps, steps)
+            compiled = pool.submit(check_compiled)
+            records = [*pool.map(check, jobs), *stepped, compiled.result()]
     for record in records:
         told = record.get("failure") or "{0[0]} {0[1]:.1e}".format(record["worst"])
         above = {k: f"{e:.1e}" for k, e in record.get("errors", {}).items() if not e <= 5e-3}

@@ -21,7 +21,7 @@ from .tiles import (
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def output_kernel(
     q, k, v, write, read, log_decay, G, b, o, den_out, table, T, SPANS, rate_h, eps,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr, GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, SELF: tl.constexpr, VARLEN: tl.constexpr,
     PREC: tl.constexpr,
@@ -88,8 +88,8 @@ def output_kernel(
 
     kt = load_rows(k, t0, n, h, H, 0, K, BT, BK)
     vt = load_rows(v, t0, n, h, H, vb * BV, V, BT, BV)
-    wide = tl.arange(0, (BT // GB) * SP) % SP
-    drow, dcol, _ = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SP)
+    wide = tl.arange(0, (BT // GB) * SD) % SD
+    drow, dcol, _ = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SD)
     if HAS_READ:
         drow *= load_modes(read, t0, n, h, H, wide, S, BT)
     dcol *= load_modes(write, t0, n, h, H, wide, S, BT)

@@ -48,12 +48,12 @@ class Problem:
         normalizer: int,
         include_self: bool,
         eps: float,
-        chunk_size: int,
+        span: int,
     ) -> "Problem":
         """Cut the sequences into spans, without reading `cu_seqlens` on the host."""
         batch, length, heads, key_dim = q.shape
         value_dim = v.shape[-1]
-        tiling = choose_tiling(key_dim, value_dim, terms, q.dtype, chunk_size or None)
+        tiling = choose_tiling(key_dim, value_dim, terms, q.dtype, span or None)
         tokens = batch * length
         table = seq_span = None
         if cu_seqlens is None:
@@ -96,6 +96,7 @@ class Problem:
         tiling = self.tiling
         return self.common() | {
             "SP": tiling.modes,
+            "SD": power_of_two(self.terms, 4),
             "BK": tiling.keys,
             "BT": tiling.rows,
             "GB": tiling.group,
@@ -148,7 +149,7 @@ def _states(
     `others` are the forward states, given to the backward walk when the decay gradient is wanted.
     """
     p, tiling = problem, problem.tiling
-    columns, warps, stages = tiling.state
+    columns = tiling.state.columns
     matrices = (p.heads, p.terms, p.key_dim, p.value_dim)
     vectors = (p.heads, p.norm_terms, p.key_dim)
     key_blocks = _cdiv(p.key_dim, tiling.state_keys)
@@ -183,7 +184,7 @@ def _states(
             BV=columns, BL=tiling.state_rows, SEGMENTS=segments, SUMS=only_sums, REVERSE=reverse,
             HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
             HAS_FIRST=first[0] is not None, HAS_LAST=keep_last, DECAY_GRAD=decay_grad,
-            PREC=tiling.precision, num_warps=warps, num_stages=stages, **p.common(),
+            PREC=tiling.precision, **tiling.state.options(), **p.common(),
         )  # fmt: skip
     return G, b, *last, grad
 
@@ -207,12 +208,12 @@ def run_forward(
     den = None
     if p.normalizer:
         den = v.new_empty(v.shape[:-1], dtype=torch.float32)
-    columns, warps, stages = tiling.output
+    columns = tiling.output.columns
     _launch(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, G, b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
-        BV=columns, HAS_READ=read is not None, num_warps=warps, num_stages=stages, **p.block(),
+        BV=columns, HAS_READ=read is not None, **tiling.output.options(), **p.block(),
     )  # fmt: skip
     return o, den, G_last, b_last
 
@@ -247,9 +248,7 @@ def run_backward(
             V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, num_warps=4,
         )  # fmt: skip
     rate_stride = _rate_stride(log_decay)
-    columns, warps, stages = tiling.grad
-    flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad, "BV": columns}
-    options = {"num_warps": warps, "num_stages": stages}
+    flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
     drate = (None, None)
     if decay_grad:
         sizes = (p.row_blocks, p.heads, tiling.modes)
@@ -260,7 +259,7 @@ def run_backward(
     _launch(
         query_kernel, p.row_blocks * p.heads,
         q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, drate[0], p.table,
-        p.length, p.spans, rate_stride, **flags, **options,
+        p.length, p.spans, rate_stride, BV=tiling.query.columns, **tiling.query.options(), **flags,
     )  # fmt: skip
 
     R, rb, dG_first, db_first, grad = _states(
@@ -269,7 +268,7 @@ def run_backward(
     )  # fmt: skip
     del G, b
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
-    blocks = _cdiv(p.value_dim, columns)
+    blocks = _cdiv(p.value_dim, tiling.key.columns)
     # one value block: both at once; several: keys walk over them, values have a program for each
     for keys, values, programs in (
         [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
@@ -278,7 +277,7 @@ def run_backward(
             key_kernel, p.row_blocks * p.heads * programs,
             q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, drate[1],
             p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
-            **flags, **options,
+            BV=tiling.key.columns, **tiling.key.options(), **flags,
         )  # fmt: skip
     dlog = None
     if grad is not None and drate[0] is not None and drate[1] is not None:

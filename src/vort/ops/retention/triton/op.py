@@ -37,12 +37,10 @@ def retention_forward(
     include_self: bool,
     keep_last: bool,
     eps: float,
-    chunk_size: int,
+    span: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs, raw normaliser, final G, final b."""
-    problem = Problem.of(
-        q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, chunk_size
-    )
+    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
     with _on_device_of(q):
         o, den, G_last, b_last = run_forward(
             problem, q.contiguous(), k.contiguous(), v.contiguous(), write.contiguous(),
@@ -60,7 +58,7 @@ def retention_forward(
 @retention_forward.register_fake
 def _(  # type: ignore[no-untyped-def]
     q, k, v, write, log_decay, read, G, b, cu_seqlens, normalizer, include_self, keep_last, eps,
-    chunk_size,
+    span,
 ):  # fmt: skip
     batch, _, heads, key_dim = q.shape
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -95,12 +93,10 @@ def retention_backward(
     include_self: bool,
     decay_grad: bool,
     eps: float,
-    chunk_size: int,
+    span: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients to q, k, v, write, read, log_decay, initial G, initial b."""
-    problem = Problem.of(
-        q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, chunk_size
-    )
+    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
     with _on_device_of(q):
         dq, dk, dv, dwrite, dread, dlog, dG, db = run_backward(
             problem, do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(),
@@ -122,7 +118,7 @@ def retention_backward(
 @retention_backward.register_fake
 def _(  # type: ignore[no-untyped-def]
     do, dG_last, db_last, q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den, normalizer,
-    include_self, decay_grad, eps, chunk_size,
+    include_self, decay_grad, eps, span,
 ):  # fmt: skip
     def like(x: Tensor | None, wanted: bool = True) -> Tensor:
         if x is None or not wanted:
@@ -142,7 +138,7 @@ def _on_device_of(x: Tensor) -> Any:
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, write, log_decay, read, G, b, cu_seqlens, *options = inputs
-    ctx.normalizer, ctx.include_self, ctx.keep_last, ctx.eps, ctx.chunk_size = options
+    ctx.normalizer, ctx.include_self, ctx.keep_last, ctx.eps, ctx.span = options
     ctx.save_for_backward(q, k, v, write, log_decay, read, G, b, cu_seqlens, *output[:2])
 
 
@@ -153,7 +149,7 @@ def _backward(ctx: Any, do: Tensor, dden: Tensor, dG_last: Tensor, db_last: Tens
     dq, dk, dv, dwrite, dread, dlog, dG, db = retention_backward(
         do, dG_last if ctx.keep_last else None, db_last if keep_b else None,
         q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
-        ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.chunk_size,
+        ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span,
     )  # fmt: skip
     return (
         dq, dk, dv, dwrite,
@@ -181,15 +177,16 @@ def retention_triton(
     initial_state: RetentionState | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
-    chunk_size: int | None = None,
+    chunk_size: int = 64,
     eps: float = 1e-6,
+    span: int | None = None,
 ) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, from fused GPU kernels, forward and backward.
 
     q, k [B, T, H, K]; v [B, T, H, V]; write, read [B, T, H, S]; log_decay [S] or [H, S], <= 0.
     q, k and v share one dtype, bfloat16 or float32 (products in full float32 then); sums and states
-    are float32. K, V in 1..256, S in 1..32, any T. `chunk_size`, the tokens between stored states,
-    is chosen by shape unless given; the result does not depend on it beyond rounding.
+    are float32. K, V in 1..256, S in 1..32, any T. `span`, the tokens between stored states, is
+    chosen by shape unless given; `chunk_size` belongs to the other backends and is unused.
     """
     _check(q, k, v, write, normalizer)
     G = b = None
@@ -201,7 +198,7 @@ def retention_triton(
             b = initial_state.b.float()
     o, _, G_last, b_last = retention_forward(
         q, k, v, write, log_decay, read, G, b, cu_seqlens, NORMALIZER_CODES[normalizer],
-        include_self, output_final_state, eps, chunk_size or 0,
+        include_self, output_final_state, eps, span or 0,
     )  # fmt: skip
     if not output_final_state:
         return o, None

@@ -121,7 +121,9 @@ def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr
     lo = tl.minimum(j, n_spans)
     hi = tl.minimum(j + count, n_spans)
     if REVERSE:
-        total = tl.minimum((n_spans - lo) * SPAN, length) - tl.minimum((n_spans - hi) * SPAN, length)
+        total = tl.minimum((n_spans - lo) * SPAN, length) - tl.minimum(
+            (n_spans - hi) * SPAN, length
+        )
     else:
         total = tl.minimum(hi * SPAN, length) - tl.minimum(lo * SPAN, length)
     return total.to(tl.float32)

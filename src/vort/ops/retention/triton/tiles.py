@@ -100,8 +100,8 @@ def load_normalizer(ptr, slot, s, SB: tl.constexpr, K: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SP: tl.constexpr):
-    """Row and column factors ``[BT, (BT/GB) SP]`` of the decays inside one diagonal block.
+def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SD: tl.constexpr):
+    """Row and column factors ``[BT, (BT/GB) SD]`` of the decays inside one diagonal block.
 
     ``exp(l (t-i)) = exp(l (t-m)) exp(l (m-i))`` with m the middle of the GB tokens around i: a
     product over (group, mode) pairs instead of S exponentials per (t, i). Going through the middle
@@ -109,8 +109,8 @@ def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SP: tl.constexpr
     ``REACH / (GB/2)`` need a clamp, which moves a weight of at most 2**-REACH*2/GB.
     Also returned: the signed distances ``t-m`` and ``m-i``.
     """
-    n = tl.arange(0, (BT // GB) * SP)
-    group = n // SP
+    n = tl.arange(0, (BT // GB) * SD)
+    group = n // SD
     middle = group * GB + GB // 2
     slow = tl.maximum(rates, -REACH * 2 / GB)
     at = tl.arange(0, BT)
@@ -118,6 +118,17 @@ def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SP: tl.constexpr
     row = tl.exp2(tl.where(at[:, None] >= (group * GB)[None, :], slow[None, :] * behind, DEAD))
     col = tl.exp2(tl.where((at // GB)[:, None] == group[None, :], -slow[None, :] * behind, DEAD))
     return row, col, behind
+
+
+@triton.jit
+def repeat_modes(x, ROWS: tl.constexpr, SD: tl.constexpr, SP: tl.constexpr):
+    """``[ROWS, SD]`` to ``[ROWS, SP]``; the columns beyond S are padding on both sides."""
+    if SD == SP:
+        out = x
+    else:
+        wide = tl.broadcast_to(x[:, None, :], [ROWS, SP // SD, SD])
+        out = tl.reshape(wide, [ROWS, SP])
+    return out
 
 
 @triton.jit

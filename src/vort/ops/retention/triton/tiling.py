@@ -2,10 +2,25 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["Tiling", "choose_tiling", "power_of_two"]
+__all__ = ["Shape", "Tiling", "choose_tiling", "power_of_two"]
+
+
+class Shape(NamedTuple):
+    """One kernel's launch: value columns in a block, warps, pipeline stages, register limit."""
+
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """What Triton is told at launch."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 @dataclass(frozen=True)
@@ -14,8 +29,7 @@ class Tiling:
 
     span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
     a reference point in a diagonal block; state_rows and state_modes: tokens and modes taken at
-    once where states are built. The `state`, `output` and `grad` triples are
-    (value columns, warps, pipeline stages) of the kernels that build states, outputs, gradients.
+    once where states are built. state, output, query and key: the launches of the kernels.
     """
 
     span: int
@@ -26,9 +40,10 @@ class Tiling:
     state_rows: int
     state_keys: int
     state_modes: int
-    state: tuple[int, int, int]
-    output: tuple[int, int, int]
-    grad: tuple[int, int, int]
+    state: Shape
+    output: Shape
+    query: Shape
+    key: Shape
     precision: str
 
 
@@ -43,9 +58,9 @@ def power_of_two(n: int, least: int = 16) -> int:
 
 @lru_cache(maxsize=256)
 def choose_tiling(
-    key_dim: int, value_dim: int, terms: int, dtype: torch.dtype, chunk_size: int | None
+    key_dim: int, value_dim: int, terms: int, dtype: torch.dtype, span: int | None
 ) -> Tiling:
-    """Block sizes for one shape; `chunk_size` overrides the span (rounded up to a power of two)."""
+    """Block sizes for one shape; a `span` given is rounded up to a power of two."""
     keys, values = power_of_two(key_dim), power_of_two(value_dim)
     widest = max(keys, values)
     modes = power_of_two(terms)
@@ -55,7 +70,7 @@ def choose_tiling(
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining.
         rows = 32 if widest <= 64 else 16
-        span = 64 if chunk_size is None else max(rows, power_of_two(chunk_size))
+        span = 64 if span is None else max(rows, power_of_two(span))
         return Tiling(
             span=span,
             rows=rows,
@@ -65,15 +80,18 @@ def choose_tiling(
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
             state_modes=state_modes,
-            state=(min(values, max(16, 64 // state_modes)), 4, 1),
-            output=(min(values, 64), 8, 1),
-            grad=(min(values, 64), 8, 1),
+            state=Shape(min(values, max(16, 64 // state_modes)), 4, 1),
+            output=Shape(min(values, 64), 8, 1),
+            query=Shape(min(values, 64), 8, 1),
+            key=Shape(min(values, 64), 8, 1),
             precision="ieee",
         )
     # More states cost more traffic per span, more span costs more matrix work per token.
-    span = 128 if terms <= 2 else 256
-    if chunk_size is not None:
-        span = max(64, power_of_two(chunk_size))
+    if span is None:
+        span = 128 if terms <= 2 else 256
+    else:
+        span = max(64, power_of_two(span))
+    wide = widest > 64
     return Tiling(
         span=span,
         rows=64,
@@ -83,8 +101,9 @@ def choose_tiling(
         state_rows=64,
         state_keys=min(keys, 128),
         state_modes=state_modes,
-        state=(min(values, max(16, 128 // state_modes)), 4 if keys <= 64 else 8, 3),
-        output=(min(values, 128 if keys <= 64 else 64), 4, 3),
-        grad=(min(values, 128), 4 if widest <= 64 else 8, 3 if widest <= 128 else 2),
+        state=Shape(min(values, max(16, 128 // state_modes)), 4 if keys <= 64 else 8, 3),
+        output=Shape(min(values, 64), 4, 3, None if wide else 168),
+        query=Shape(min(values, 128), 4 if widest <= 128 else 8, 2),
+        key=Shape(min(values, 128), 8 if wide else 4, 2 if widest > 128 else 3),
         precision="tf32",
     )

@@ -1,0 +1,351 @@
+"""VORT's retention on a GPU against what one would use instead; one table, one JSON.
+
+    python benchmarks/retention_gpu.py --out results/bench/retention_gpu.json [--with FOLDER] [--quick]
+
+`--with` names a folder that holds packages to compare with (flash-linear-attention, unpacked);
+without it they are looked for as installed, and the table says which are missing. `--quick` runs the
+two shapes that have targets. Times are medians of CUDA-event timings, in milliseconds; VORT reads
+and writes with gates, normaliser "decayed", gradients to q, k, v, write and read.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+HEADS_WIDTH = 1024  # heads times head size, the same for both head sizes
+TOKENS = 131_072
+SCALES = (1, 4, 8, 12, 16)
+TARGETS = [(4, 8_192, 64), (1, TOKENS, 64)]
+
+
+def shapes(quick: bool) -> list[tuple[int, int, int]]:
+    """(batch, length, head size) of every row: the targets, then constant tokens."""
+    if quick:
+        return TARGETS
+    rest = [
+        (TOKENS // length, length, size)
+        for size in (64, 128)
+        for length in (2_048, 8_192, 32_768, TOKENS)
+    ]
+    return TARGETS + [shape for shape in rest if shape not in TARGETS]
+
+
+def make(batch: int, length: int, size: int, terms: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random inputs with gradients, and the gradient that comes back."""
+    heads = HEADS_WIDTH // size
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, device="cuda")
+
+    shape = (batch, length, heads)
+    inputs = {
+        "q": rand(*shape, size).bfloat16(),
+        "k": rand(*shape, size).bfloat16(),
+        "v": torch.randn(*shape, size, device="cuda").bfloat16(),
+        "write": rand(*shape, terms),
+        "read": rand(*shape, terms),
+    }
+    for x in inputs.values():
+        x.requires_grad_()
+    return inputs, torch.randn(*shape, size, device="cuda").bfloat16()
+
+
+def vort(inputs: dict[str, Tensor]) -> Tensor:
+    from vort.ops.retention.triton import retention_triton
+
+    terms = inputs["write"].shape[-1]
+    rates = -torch.logspace(-4, 1, terms, device="cuda")
+    q, k, v, write, read = (inputs[name] for name in ("q", "k", "v", "write", "read"))
+    return retention_triton(q, k, v, write, rates, read=read)[0]
+
+
+def sdpa(inputs: dict[str, Tensor]) -> Tensor:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return o.transpose(1, 2)
+
+
+def fla_retention(inputs: dict[str, Tensor]) -> Tensor:
+    from fla.ops.retention import chunk_retention
+
+    return chunk_retention(inputs["q"], inputs["k"], inputs["v"])[0]
+
+
+def fla_simple_gla(inputs: dict[str, Tensor]) -> Tensor:
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    gate = -inputs["write"][..., 0].detach()
+    return chunk_simple_gla(inputs["q"], inputs["k"], inputs["v"], g=gate)[0]
+
+
+def fla_gla(inputs: dict[str, Tensor]) -> Tensor:
+    from fla.ops.gla import chunk_gla
+
+    gate = -inputs["k"].detach()
+    return chunk_gla(inputs["q"], inputs["k"], inputs["v"], g=gate)[0]
+
+
+def composed(inputs: dict[str, Tensor]) -> Tensor:
+    """Eight time scales from eight single-decay calls."""
+    from fla.ops.retention import chunk_retention
+
+    q, k, v, write, read = (inputs[name] for name in ("q", "k", "v", "write", "read"))
+    total = None
+    for s in range(write.shape[-1]):
+        part = chunk_retention(q, (k * write[..., s, None]).bfloat16(), v)[0] * read[..., s, None]
+        total = part if total is None else total + part
+    assert total is not None
+    return total.bfloat16()
+
+
+METHODS: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int, tuple[str, ...]]] = {
+    **{f"vort S={s}": (vort, s, ("q", "k", "v", "write", "read")) for s in SCALES},
+    "sdpa flash": (sdpa, 1, ("q", "k", "v")),
+    "fla chunk_retention": (fla_retention, 1, ("q", "k", "v")),
+    "fla chunk_simple_gla": (fla_simple_gla, 1, ("q", "k", "v")),
+    "fla chunk_gla": (fla_gla, 1, ("q", "k", "v")),
+    "8 x chunk_retention": (composed, 8, ("q", "k", "v", "write", "read")),
+}
+
+
+def bench(run: Callable[[], Any]) -> float:
+    """Median of CUDA-event times; long ones are repeated little."""
+    run()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    repeats = max(5, min(40, int(0.08 / max(seconds, 1e-5))))
+    for _ in range(2 if seconds > 0.02 else 5):
+        run()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for first, last in events:
+        first.record()
+        run()
+        last.record()
+    torch.cuda.synchronize()
+    times = sorted(first.elapsed_time(last) for first, last in events)
+    return times[len(times) // 2]
+
+
+def measure(name: str, batch: int, length: int, size: int) -> dict[str, Any]:
+    """Forward, forward+backward and peak memory of one method at one shape."""
+    function, terms, leaves = METHODS[name]
+    row: dict[str, Any] = {"method": name, "batch": batch, "length": length, "head_size": size}
+    try:
+        inputs, back = make(batch, length, size, terms)
+        wanted = [inputs[leaf] for leaf in leaves]
+
+        def forward() -> None:
+            with torch.no_grad():
+                function(inputs)
+
+        def both() -> None:
+            torch.autograd.grad(function(inputs), wanted, back)
+
+        begin = time.perf_counter()
+        forward()
+        torch.cuda.synchronize()
+        row["first_call_s"] = time.perf_counter() - begin
+        row["forward_ms"] = bench(forward)
+        both()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        both()
+        torch.cuda.synchronize()
+        row["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        row["both_ms"] = bench(both)
+    except ModuleNotFoundError as error:
+        row["note"] = f"not installed: {error.name}"
+    except Exception as error:
+        row["note"] = f"refused: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+    return row
+
+
+def ceilings() -> dict[str, float]:
+    """Measured copy bandwidth (bytes read plus written) and bf16 matrix rate."""
+    x = torch.randn(2**29, device="cuda").view(torch.bfloat16)
+    y = torch.empty_like(x)
+    copy = bench(lambda: y.copy_(x))
+    del x, y
+    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    product = bench(lambda: a @ b)
+    return {"copy_gb_s": 2 * 2**31 / copy / 1e6, "matmul_tflop_s": 2 * 8192**3 / product / 1e9}
+
+
+def floor(row: dict[str, Any], limits: dict[str, float]) -> dict[str, float]:
+    """The least time VORT could take: inputs and outputs once, states built and read once.
+
+    Backward reads and writes each tensor's gradient and builds and reads states both ways.
+    """
+    terms = int(row["method"].split("=")[1])
+    rows = row["batch"] * row["length"] * HEADS_WIDTH // row["head_size"]
+    size = row["head_size"]
+    moved = rows * (4 * size * 2 + 2 * terms * 4)
+    work = rows * (4 * terms * size * size + 4 * 64 * size)
+    forward = max(moved / limits["copy_gb_s"] / 1e6, work / limits["matmul_tflop_s"] / 1e9)
+    both_moved = moved + rows * (8 * size * 2 + 4 * terms * 4)
+    both = max(both_moved / limits["copy_gb_s"] / 1e6, 3.5 * work / limits["matmul_tflop_s"] / 1e9)
+    return {"forward_floor_ms": forward, "both_floor_ms": both}
+
+
+def decode(limits: dict[str, float]) -> dict[str, Any]:
+    """One token through 24 layers' worth of state in a CUDA graph."""
+    from vort.ops.retention.state import RetentionState
+    from vort.ops.retention.triton import retention_step_triton
+
+    layers, batch, heads, size, terms = 24, 64, 16, 64, 8
+    rates = -torch.logspace(-4, 1, terms, device="cuda")
+    states = [
+        RetentionState(
+            torch.randn(batch, heads, terms, size, size, device="cuda"),
+            torch.rand(batch, heads, terms, size, device="cuda"),
+        )
+        for _ in range(layers)
+    ]
+    q, k, v = (torch.rand(batch, heads, size, device="cuda").bfloat16() for _ in range(3))
+    write, read = (torch.rand(batch, heads, terms, device="cuda") for _ in range(2))
+
+    def token() -> None:
+        for state in states:
+            retention_step_triton(state, q, k, v, write, rates, read=read)
+
+    token()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        token()
+    milliseconds = bench(graph.replay)
+    moved = 2 * sum(x.numel() * 4 for state in states for x in state if x is not None)
+    rate = moved / milliseconds / 1e6
+    return {
+        "layers": layers,
+        "batch": batch,
+        "token_ms": milliseconds,
+        "gb_s": rate,
+        "of_copy_bandwidth": rate / limits["copy_gb_s"],
+    }
+
+
+def warm(job: tuple[str, int, str | None]) -> None:
+    """Compile one method's kernels in its own process; the cache on disk serves the timing run."""
+    name, size, folder = job
+    if folder:
+        sys.path.insert(0, folder)
+    measure_once = METHODS[name]
+    try:
+        for length in (1_024, 8_192):
+            inputs, back = make(1, length, size, measure_once[1])
+            output = measure_once[0](inputs)
+            torch.autograd.grad(output, [inputs[x] for x in measure_once[2]], back)
+        torch.cuda.synchronize()
+    except Exception:
+        return  # the timing run meets it again and says why
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text, ratios to chunk_retention at the same shape."""
+    lines = [
+        f"{'B,T,D':>16} {'method':<22} {'fwd':>8} {'fwd+bwd':>8} {'peak MiB':>9} {'floor':>13} "
+        f"{'vs retention':>13}"
+    ]
+    for row in rows:
+        shape = (row["batch"], row["length"], row["head_size"])
+        head = f"{','.join(map(str, shape)):>16} {row['method']:<22}"
+        fields = [
+            f"{row[key]:>8.3f}" if key in row else f"{'-':>8}" for key in ("forward_ms", "both_ms")
+        ]
+        fields.append(f"{row['peak_mib']:>9.0f}" if "peak_mib" in row else f"{'-':>9}")
+        floors = "/".join(
+            f"{row[k]:.2f}" for k in ("forward_floor_ms", "both_floor_ms") if k in row
+        )
+        base = next(
+            (
+                r
+                for r in rows
+                if r["method"] == "fla chunk_retention"
+                and (r["batch"], r["length"], r["head_size"]) == shape
+            ),
+            {},
+        )
+        ratios = "/".join(
+            f"{row[key] / base[key]:.2f}"
+            for key in ("forward_ms", "both_ms")
+            if key in row and key in base
+        )
+        lines.append(f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--with", dest="folder", help="folder of packages to compare with")
+    parser.add_argument("--quick", action="store_true", help="only the shapes that have targets")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device")
+    if arguments.folder:
+        sys.path.insert(0, arguments.folder)
+    import triton
+
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+    }
+    try:
+        import fla
+
+        result["flash-linear-attention"] = fla.__version__
+    except ImportError:
+        result["flash-linear-attention"] = "not installed"
+    sizes = sorted({size for _, _, size in shapes(arguments.quick)})
+    jobs = [(name, size, arguments.folder) for size in sizes for name in arguments.methods]
+    begin = time.perf_counter()
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(warm, jobs))
+    result["compile_s"] = time.perf_counter() - begin
+    limits = ceilings()
+    result["ceilings"] = limits
+    rows: list[dict[str, Any]] = []
+    result["rows"] = rows
+    for batch, length, size in shapes(arguments.quick):
+        for name in arguments.methods:
+            row = measure(name, batch, length, size)
+            if name.startswith("vort"):
+                row |= floor(row, limits)
+            rows.append(row)
+            torch.cuda.empty_cache()
+            if arguments.out:
+                arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                arguments.out.write_text(json.dumps(result, indent=1))
+    result["decode"] = decode(limits)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=1))
+    print(table(rows))
+    print(json.dumps({key: value for key, value in result.items() if key != "rows"}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+# mypy: ignore-errors
+"""One token of generation: every head and time scale of a state, read and written once, in place.
+
+The state is all the traffic there is, so each program streams one head's matrices through
+registers. Launches depend on shapes alone: a CUDA graph can record them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vort.ops.retention.state import RetentionState
+
+from .tiling import power_of_two
+from .tiles import load_rates
+
+__all__ = ["retention_step_triton"]
+
+
+@triton.jit(do_not_specialize=["rate_h"])
+def step_kernel(
+    G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
+    H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, HAS_READ: tl.constexpr,
+    SELF: tl.constexpr,
+):  # fmt: skip
+    """BV value columns of one (sequence, head): decay, write, read. b moves in `step_sums_kernel`."""
+    NV: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0)
+    vb = pid % NV
+    row = pid // NV
+    h = row % H
+    ks = tl.arange(0, BK)
+    vs = vb * BV + tl.arange(0, BV)
+    base = row.to(tl.int64)
+    qt = tl.load(q + base * K + ks, mask=ks < K, other=0.0).to(tl.float32)
+    kt = tl.load(k + base * K + ks, mask=ks < K, other=0.0).to(tl.float32)
+    vt = tl.load(v + base * V + vs, mask=vs < V, other=0.0).to(tl.float32)
+    mask = (ks[:, None] < K) & (vs[None, :] < V)
+    offs = ks[:, None] * V + vs[None, :]
+    acc = tl.zeros([BK, BV], dtype=tl.float32)
+    den = 0.0
+    if NORM == 2:
+        b0 = tl.load(b + base * K + ks, mask=ks < K, other=0.0)
+        if SELF:
+            b0 += kt
+        den = tl.sum(qt * b0, axis=0)
+    for s in range(S):
+        fade = tl.exp2(load_rates(log_decay, h, rate_h, s, S))
+        w = tl.load(write + base * S + s).to(tl.float32)
+        r = 1.0
+        if HAS_READ:
+            r = tl.load(read + base * S + s).to(tl.float32)
+        at = G + (base * S + s) * (K * V) + offs
+        old = tl.load(at, mask=mask, other=0.0) * fade
+        new = old + (w * kt)[:, None] * vt[None, :]
+        tl.store(at, new, mask=mask)
+        if SELF:
+            acc += r * new
+        else:
+            acc += r * old
+        if NORM == 1:
+            bs = tl.load(b + (base * S + s) * K + ks, mask=ks < K, other=0.0) * fade
+            if SELF:
+                bs += w * kt
+            den += r * tl.sum(qt * bs, axis=0)
+    ot = tl.sum(qt[:, None] * acc, axis=0)
+    if NORM > 0:
+        ot = ot / (tl.abs(den) + eps)
+    tl.store(o + base * V + vs, ot.to(o.dtype.element_ty), mask=vs < V)
+
+
+@triton.jit(do_not_specialize=["rate_h"])
+def step_sums_kernel(
+    b, k, write, log_decay, rate_h,
+    H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
+    BK: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """b of one (sequence, head), after every value block has read the old one."""
+    row = tl.program_id(0)
+    base = row.to(tl.int64)
+    s = tl.arange(0, SP)
+    ks = tl.arange(0, BK)
+    mask = (s[:, None] < SB) & (ks[None, :] < K)
+    kt = tl.load(k + base * K + ks, mask=ks < K, other=0.0).to(tl.float32)
+    at = b + base * (SB * K) + s[:, None] * K + ks[None, :]
+    old = tl.load(at, mask=mask, other=0.0)
+    if NORM == 1:
+        fade = tl.exp2(load_rates(log_decay, row % H, rate_h, s, S))
+        w = tl.load(write + base * S + s, mask=s < S, other=0.0).to(tl.float32)
+        new = old * fade[:, None] + w[:, None] * kt[None, :]
+    else:
+        new = old + kt[None, :]
+    tl.store(at, new, mask=mask)
+
+
+@torch.library.custom_op("vort::retention_step", mutates_args=("G", "b"))
+def retention_step(
+    G: Tensor,
+    b: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    normalizer: int,
+    include_self: bool,
+    eps: float,
+) -> Tensor:
+    """Output `[N, H, V]` of one token; G and b move on by it."""
+    sequences, heads, terms, key_dim, value_dim = G.shape
+    q, k, v, write = (x.contiguous() for x in (q, k, v, write))
+    read = None if read is None else read.contiguous()
+    log_decay = log_decay.contiguous()
+    o = torch.empty_like(v)
+    columns = min(power_of_two(value_dim), 64)
+    keys = power_of_two(key_dim)
+    rate_h = terms if log_decay.dim() == 2 else 0
+    sizes = {"H": heads, "S": terms, "K": key_dim, "BK": keys, "NORM": normalizer}
+    rows = sequences * heads
+    if rows == 0:
+        return o
+    with torch.cuda.device_of(G):
+        step_kernel[(rows * -(-value_dim // columns),)](
+            G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
+            V=value_dim, BV=columns, HAS_READ=read is not None, SELF=include_self,
+            num_warps=4 if keys <= 64 else 8, **sizes,
+        )  # fmt: skip
+        if normalizer:
+            step_sums_kernel[(rows,)](
+                b, k, write, log_decay, rate_h, SB=b.shape[2], SP=power_of_two(b.shape[2], 1),
+                num_warps=2, **sizes,
+            )  # fmt: skip
+    return o
+
+
+@retention_step.register_fake
+def _(G, b, q, k, v, write, log_decay, read, normalizer, include_self, eps):
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+def retention_step_triton(
+    state: RetentionState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    *,
+    read: Tensor | None = None,
+    normalizer: str = "decayed",
+    include_self: bool = True,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Output `[N, H, V]` of one more token; `state` is moved on by it, in place. No gradients.
+
+    q, k [N, H, K]; v [N, H, V]; write, read [N, H, S]; log_decay [S] or [H, S]. The state's tensors
+    must be contiguous float32. May be recorded in a CUDA graph.
+    """
+    from .op import NORMALIZER_CODES
+
+    for name, x in (("G", state.G), ("b", state.b)):
+        if x is not None and (x.dtype != torch.float32 or not x.is_contiguous()):
+            raise ValueError(
+                f"state.{name} must be contiguous float32, got {x.dtype} with strides {x.stride()}"
+            )
+    if normalizer != "none" and state.b is None:
+        raise ValueError(f"state.b must be given for normalizer={normalizer!r}, got None")
+    code = NORMALIZER_CODES[normalizer]
+    with torch.no_grad():
+        return retention_step(
+            state.G, state.b if code else None, q, k, v, write, log_decay, read, code,
+            include_self, eps,
+        )  # fmt: skip
