@@ -55,10 +55,10 @@ def run_backward(
 
 @dataclass
 class ReadingGradients:
-    """Gradients on the reading side of a segment.
+    """Gradients on the reading side of a segment, all [n rows H, C, .].
 
-    q [.., C, K], reading [.., C, S], value [.., C, V] (of the sum before it is normalised),
-    scores and weights [.., C, C], total_read [.., C, S'] (of q . b for each row of b).
+    q [K], reading [S], value [V] (of the sum before it is normalised), scores and weights [C],
+    total_read [S'] (of q . b for each row of b).
     """
 
     q: Tensor
@@ -72,36 +72,37 @@ class ReadingGradients:
 def _reading_backward(
     segment: Segment, grad_output: Tensor, inverse: Tensor, G: Tensor, b: Tensor
 ) -> ReadingGradients:
-    problem, shape = segment.problem, segment.q.shape
-    value = segment.load(grad_output)
-    signed = segment.load(inverse)
+    problem, sums = segment.problem, flat(b)
+    value = flat(segment.load(grad_output))
+    signed = flat(segment.load(inverse))
     if problem.sum_terms:
         value = value * signed.abs()
-    pairs = value @ segment.v.mT
-    asked = flat(problem.workspace.take("asking", *shape[:-1], problem.terms * shape[-1]))
-    torch.bmm(flat(value), matrices(G, problem).mT, out=asked)
-    reading = segment.read.new_zeros(()).expand(segment.reading.shape)
+    pairs = torch.bmm(value, segment.v.mT)
+    batch, chunk, size = segment.q.shape
+    asked = problem.workspace.take("asking", batch, chunk, problem.terms * size)
+    torch.bmm(value, matrices(G, problem).mT, out=asked)
+    reading = value.new_empty(0)
     if problem.reading_needs_grad:
         reading = _by_scale(asked, segment.q, problem.terms)
-    q = _over_scales(asked, segment.reading)
+    q = _over_scales(asked, flat(segment.reading))
     total_read = value.new_empty(0)
     through_sums: Tensor | float = 0.0
     if problem.sum_terms:
         # value . output without keeping the output: it is the same sum, taken by source.
         drawn = (segment.pairs * pairs).sum(-1, keepdim=True)
         drawn += (segment.q * q).sum(-1, keepdim=True)
-        total = -drawn * signed
+        total = drawn.mul_(signed).neg_()
         total_read = total * segment.sum_reading
-        q += total_read @ b
+        q.baddbmm_(total_read, sums)
         if problem.normalizer == "decayed":
             pairs += total
             if problem.reading_needs_grad:
-                reading += total * (segment.q @ b.mT)
+                reading += total * torch.bmm(segment.q, sums.mT)
         else:
             through_sums = total * problem.decays.seen
     scores = (pairs * segment.weights).add_(through_sums)
-    q += scores @ segment.k
-    return ReadingGradients(q, reading, value, scores, pairs * segment.scores, total_read)
+    q.baddbmm_(scores, segment.k)
+    return ReadingGradients(q, reading, value, scores, pairs.mul_(segment.scores), total_read)
 
 
 def _writing_backward(
@@ -118,31 +119,30 @@ def _writing_backward(
     asking = spread(segment.reading, segment.q, workspace, "asking")
     leaving = workspace.take("leaving", G.shape[0] + 1, *G.shape[1:])
     leaving[-1] = carry[0]
-    pair = (asking.flatten(1, 2).mT, read.value.flatten(1, 2))
+    pair = (segment.by_chunk(asking).mT, segment.by_chunk(read.value))
     drop = problem.decays.drop
     run_states_backward(leaving, *pair, chunks, drop, grads.initial[0], grads.final[0])
     states = matrices(leaving[1:], problem)
-    told = torch.bmm(flat(segment.v), states.mT, out=flat(asking))
+    told = torch.bmm(segment.v, states.mT, out=asking)
     writing = _by_scale(told, segment.k, problem.terms)
-    k = _over_scales(told, segment.writing)
-    k += read.scores.mT @ segment.q
-    v = torch.bmm(flat(segment.pairs).mT, flat(read.value))
-    v = v.baddbmm_(flat(written), states).view(segment.v.shape)
+    k = _over_scales(told, flat(segment.writing)).baddbmm_(read.scores.mT, segment.q)
+    v = torch.bmm(segment.pairs.mT, read.value).baddbmm_(written, states)
     if problem.decay_needs_grad:
         grads.log_decay += _aging(G, leaving[1:], segment)
 
     counting = workspace.take("counting", b.shape[0] + 1, *b.shape[1:])
     counting[-1] = carry[1]
     if problem.sum_terms:
-        pair = (read.total_read.flatten(1, 2).mT, segment.q.flatten(1, 2))
+        pair = (segment.by_chunk(read.total_read).mT, segment.by_chunk(segment.q))
         drop = problem.sum_drop
         run_states_backward(counting, *pair, chunks, drop, grads.initial[1], grads.final[1])
-        k += segment.sum_writing @ counting[1:]
+        sums = flat(counting[1:])
+        k.baddbmm_(segment.sum_writing, sums)
         if problem.normalizer == "decayed":
-            writing += segment.k @ counting[1:].mT
+            writing.baddbmm_(segment.k, sums.mT)
             if problem.decay_needs_grad:
                 grads.log_decay += _aging(b, counting[1:], segment)
-    _store_gates(segment, read, writing, grads)
+    _store_gates(segment, read, writing.view(segment.write.shape), grads)
     for place, value in ((grads.q, read.q), (grads.k, k), (grads.v, v)):
         segment.store(place, value)
     return leaving[0], counting[0]
@@ -153,16 +153,23 @@ def _store_gates(
 ) -> None:
     """Gradients of read, write and log_decay: inside chunks, into them and out of them."""
     problem = segment.problem
+    chunk = problem.plan.chunk
     to_read, to_write, to_decay = pair_weights_backward(
-        read.weights, segment.read, segment.write, problem.decays, problem.decay_needs_grad
+        read.weights.view(*segment.batch, chunk, chunk),
+        segment.read,
+        segment.write,
+        problem.decays,
+        problem.decay_needs_grad,
     )
     segment.store(grads.write, to_write + writing * segment.leave)
+    if problem.reading_needs_grad:
+        reading = read.reading.view(segment.read.shape)
     if problem.read is not None:
-        segment.store(grads.read, to_read + read.reading * segment.arrive)
+        segment.store(grads.read, to_read + reading * segment.arrive)
     if not problem.decay_needs_grad:
         return
-    since_start = torch.arange(1, problem.plan.chunk + 1, device=writing.device).unsqueeze(-1)
-    aged = segment.reading * read.reading * since_start
+    since_start = torch.arange(1, chunk + 1, device=writing.device).unsqueeze(-1)
+    aged = segment.reading * reading * since_start
     aged += segment.writing * writing * segment.steps_to_end
     grads.log_decay += to_decay
     grads.log_decay += aged.sum((0, 1, 3))
@@ -170,15 +177,16 @@ def _store_gates(
 
 def _by_scale(scales: Tensor, x: Tensor, terms: int) -> Tensor:
     """For each token, its S rows of scales [.., C, S K] times x [.., C, K]: [.., C, S]."""
-    rows = scales.view(-1, terms, x.shape[-1])
-    return (rows @ x.reshape(-1, x.shape[-1], 1)).view(*x.shape[:-1], terms)
+    batch, chunk, size = x.shape
+    rows = scales.view(batch * chunk, terms, size)
+    return torch.bmm(rows, x.view(batch * chunk, size, 1)).view(batch, chunk, terms)
 
 
 def _over_scales(scales: Tensor, weight: Tensor) -> Tensor:
     """For each token, the sum of its S rows of scales [.., C, S K], weighted: [.., C, K]."""
-    terms = weight.shape[-1]
-    rows = scales.view(-1, terms, scales.shape[-1] // terms)
-    return (weight.reshape(-1, 1, terms) @ rows).view(*weight.shape[:-1], -1)
+    batch, chunk, terms = weight.shape
+    rows = scales.view(batch * chunk, terms, -1)
+    return torch.bmm(weight.reshape(batch * chunk, 1, terms), rows).view(batch, chunk, -1)
 
 
 def _aging(entering: Tensor, leaving: Tensor, segment: Segment) -> Tensor:
