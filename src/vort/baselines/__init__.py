@@ -1,0 +1,32 @@
+"""The memories that VORT is compared with, one file each, behind one interface.
+
+Each is a `Memory` (`forward`, `step`, `state_size`) and takes VORT's place in the same layer:
+`VortAttention(..., memory=build_memory("mixture", settings))`, or `VortConfig(memory="mixture")`.
+"""
+
+from vort.baselines.exponential import ExponentialMemory
+from vort.baselines.factory import MEMORIES, MemorySettings, build_memory, extra_width
+from vort.baselines.gla import GatedLinearMemory
+from vort.baselines.mixture import MixtureMemory
+from vort.baselines.none import NoMemory
+from vort.baselines.softmax import SoftmaxMemory
+from vort.baselines.uniform_power_law import UniformPowerLawMemory
+from vort.baselines.vort import VortMemory
+from vort.layers.memory import Memory, MemoryInputs, MemoryOutput
+
+__all__ = [
+    "MEMORIES",
+    "ExponentialMemory",
+    "GatedLinearMemory",
+    "Memory",
+    "MemoryInputs",
+    "MemoryOutput",
+    "MemorySettings",
+    "MixtureMemory",
+    "NoMemory",
+    "SoftmaxMemory",
+    "UniformPowerLawMemory",
+    "VortMemory",
+    "build_memory",
+    "extra_width",
+]

@@ -1,0 +1,147 @@
+"""Memories by name, from one set of settings, and how to make models of equal size with them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vort.baselines.exponential import ExponentialMemory
+from vort.baselines.gla import GatedLinearMemory
+from vort.baselines.mixture import MixtureMemory
+from vort.baselines.none import NoMemory
+from vort.baselines.softmax import SoftmaxMemory
+from vort.baselines.uniform_power_law import UniformPowerLawMemory
+from vort.baselines.vort import VortMemory
+from vort.layers.memory import Memory
+from vort.layers.router import RoutingMode
+from vort.ops.retention import Normalizer
+
+__all__ = ["MEMORIES", "MemorySettings", "build_memory", "extra_width"]
+
+MEMORIES = (
+    "vort",
+    "exponential",
+    "mixture",
+    "uniform_power_law",
+    "softmax",
+    "gla",
+    "none",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """What the memories of one layer are made from; each takes what concerns it.
+
+    `write_gate`, `read_weights` and the feature map go to every memory that can have them, so that
+    a comparison of kernels compares kernels. The rest is described where it is used: `Router`,
+    `RetentionMemory`, and the classes of this folder.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_key_value_heads: int | None = None
+    routing: RoutingMode = "continuous"
+    horizon: int = 8192
+    terms: int = 8
+    banks: int = 10
+    order_min: float = 0.05
+    use_entropy: bool = False
+    use_entity: bool = False
+    write_gate: bool = True
+    read_weights: bool = True
+    features: str = "hedgehog"
+    num_features: int | None = None
+    normalizer: Normalizer = "decayed"
+    include_self: bool = True
+    rope_base: float | None = 10000.0
+    components: int = 5
+    learn_rates: bool = True
+    cache_size: int | None = None
+
+
+def build_memory(name: str, settings: MemorySettings) -> Memory:
+    """The memory called `name`, one of `MEMORIES`.
+
+    >>> settings = MemorySettings(hidden_size=16, num_heads=2, head_dim=8)
+    >>> [build_memory(name, settings).state_size(100) for name in ("none", "gla", "softmax")]
+    [0, 128, 3200]
+    """
+    s = settings
+    sizes = (s.hidden_size, s.num_heads, s.head_dim)
+    options: dict[str, Any]
+    if name == "vort":
+        return _vort(s)
+    if name == "exponential":
+        return ExponentialMemory(
+            *sizes,
+            horizon=s.horizon,
+            learn_rates=s.learn_rates,
+            write_gate=s.write_gate,
+            **_retention(s),
+        )
+    gates: dict[str, Any] = {"write_gate": s.write_gate, "read_weights": s.read_weights}
+    if name == "mixture":
+        options = {"horizon": s.horizon, "components": s.components, **gates, **_retention(s)}
+        return MixtureMemory(*sizes, **options)
+    if name == "uniform_power_law":
+        basis = {"horizon": s.horizon, "terms": s.terms, "order_min": s.order_min}
+        options = {"learn_order": s.learn_rates, **basis, **gates, **_retention(s)}
+        return UniformPowerLawMemory(*sizes, **options)
+    if name == "softmax":
+        heads = (s.num_heads, s.head_dim, s.num_key_value_heads)
+        return SoftmaxMemory(*heads, cache_size=s.cache_size, rope_base=s.rope_base)
+    if name == "gla":
+        return GatedLinearMemory(*sizes)
+    if name == "none":
+        return NoMemory()
+    raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {name!r}")
+
+
+def extra_width(name: str, settings: MemorySettings, per_unit: int) -> int:
+    """Units to add elsewhere in a layer so that it has as many parameters as with VORT.
+
+    per_unit: parameters that one more unit costs, 3 * hidden_size for a gated MLP. VORT as
+    configured is the measure: its own width never changes.
+
+    >>> settings = MemorySettings(hidden_size=64, num_heads=4, head_dim=16)
+    >>> extra_width("vort", settings, 192), extra_width("none", settings, 192) > 0
+    (0, True)
+    """
+    if name == "vort":
+        return 0
+    with torch.device("meta"):
+        wanted, given = (_count(build_memory(kind, settings)) for kind in ("vort", name))
+    return round((wanted - given) / per_unit)
+
+
+def _count(memory: Memory) -> int:
+    return sum(parameter.numel() for parameter in memory.parameters())
+
+
+def _retention(s: MemorySettings) -> dict[str, Any]:
+    return {
+        "features": s.features,
+        "num_features": s.num_features,
+        "normalizer": s.normalizer,
+        "include_self": s.include_self,
+    }
+
+
+def _vort(s: MemorySettings) -> VortMemory:
+    return VortMemory(
+        s.hidden_size,
+        s.num_heads,
+        s.head_dim,
+        routing=s.routing,
+        horizon=s.horizon,
+        terms=s.terms,
+        banks=s.banks,
+        order_min=s.order_min,
+        use_entropy=s.use_entropy,
+        use_entity=s.use_entity,
+        write_gate=s.write_gate,
+        read_weights=s.read_weights,
+        **_retention(s),
+    )

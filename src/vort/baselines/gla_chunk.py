@@ -1,0 +1,117 @@
+"""Gated linear attention in chunks, in PyTorch: gates for every step and key dimension.
+
+With B_t the sum of log gates up to t, the score of t and i is Σ_d q_td k_id e^{B_td - B_id}.
+Splitting that exponent into e^{B_t} and e^{-B_i} overflows; here every exponent stays <= 0:
+between blocks both halves are taken relative to the start of the later block, and within a block
+of 16 the difference is formed before exp.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["gla_chunk", "gla_exact"]
+
+CHUNK, BLOCK = 64, 16
+
+
+def gla_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_gate: Tensor,
+    *,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """o_t = scale Σ_{i<=t} (q_t ⊙ e^{B_t - B_i}) · k_i v_i, and the state after the last token.
+
+    Shapes: q, k, log_gate `[B, T, H, D]`, v `[B, T, H, V]`; o like v, in float32 at least; states
+    `[N, H, D, V]`. cu_seqlens `[N + 1]` bounds packed sequences, B = 1.
+
+    >>> q, k, v = torch.randn(3, 1, 100, 2, 8)
+    >>> o, state = gla_chunk(q, k, v, -torch.rand(1, 100, 2, 8), output_final_state=True)
+    >>> o.shape, state.shape
+    (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q, k, v, log_gate = (x.to(dtype) for x in (q, k, v, log_gate))
+    with torch.autocast(q.device.type, enabled=False):
+        if cu_seqlens is None:
+            o, state = _sequence(q * scale, k, v, log_gate, initial_state)
+            return o, state if output_final_state else None
+        outputs, states = [], []
+        for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+            a, b, c, d = (x[:, start:stop] for x in (q * scale, k, v, log_gate))
+            before = None if initial_state is None else initial_state[index : index + 1]
+            o, state = _sequence(a, b, c, d, before)
+            outputs.append(o)
+            states.append(state)
+        return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
+
+
+def gla_exact(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, scale: float = 1.0) -> Tensor:
+    """The definition, every pair of positions: what `gla_chunk` is tested against."""
+    total = log_gate.cumsum(1)
+    decay = (total[:, :, None] - total[:, None]).clamp(max=0).exp()
+    scores = torch.einsum("bthd,btihd,bihd->bhti", q * scale, decay, k).tril()
+    return torch.einsum("bhti,bihv->bthv", scores, v)
+
+
+def _sequence(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    batch, length, heads, dim = q.shape
+    if state is None:
+        state = q.new_zeros(batch, heads, dim, v.shape[-1])
+    state = state.to(q.dtype)
+    if length == 0:
+        return torch.zeros_like(v), state
+    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
+    tail = -length % chunk
+    # [B, H, chunks, chunk, ·]; a padded step has gate 1 and no key, so it changes nothing.
+    q, k, v, log_gate = (
+        F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+        for x in (q, k, v, log_gate)
+    )
+    total = log_gate.cumsum(-2)
+    o = _within(q, k, log_gate, total) @ v
+    last = total[..., -1:, :]
+    added = (k * (last - total).exp()).mT @ v
+    kept = last.mT.exp()
+    starts = []
+    for index in range(q.shape[2]):
+        starts.append(state)
+        state = state * kept[:, :, index] + added[:, :, index]
+    o = o + (q * total.exp()) @ torch.stack(starts, 2)
+    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
+
+
+def _within(q: Tensor, k: Tensor, log_gate: Tensor, total: Tensor) -> Tensor:
+    """Scores between positions of one chunk, `[..., chunk, chunk]`."""
+    chunk = q.shape[-2]
+    blocks = chunk // BLOCK
+    q, k_block, total_block = (x.unflatten(-2, (blocks, BLOCK)) for x in (q, k, total))
+    # What the gates have summed to before each block.
+    start = total_block[..., :1, :] - log_gate.unflatten(-2, (blocks, BLOCK))[..., :1, :]
+    late = q * (total_block - start).exp()
+    early = k.unsqueeze(-3) * (start - total.unsqueeze(-3)).clamp(max=0).exp()
+    position = torch.arange(chunk, device=q.device)
+    before = position < torch.arange(0, chunk, BLOCK, device=q.device)[:, None, None]
+    scores = (late @ early.mT).masked_fill(~before, 0)
+    difference = (total_block.unsqueeze(-2) - total_block.unsqueeze(-3)).clamp(max=0)
+    near = ((q.unsqueeze(-2) * k_block.unsqueeze(-3)) * difference.exp()).sum(-1).tril()
+    result: Tensor = (scores + _on_diagonal(near)).flatten(-3, -2)
+    return result
+
+
+def _on_diagonal(near: Tensor) -> Tensor:
+    """Blocks `[..., n, 16, 16]` in the places they have among `[..., n, 16, n * 16]`."""
+    count = near.shape[-3]
+    eye = torch.eye(count, dtype=near.dtype, device=near.device)
+    placed = near.unsqueeze(-2) * eye[:, None, :, None]
+    return placed.flatten(-2)

@@ -1,0 +1,114 @@
+"""Padding taken out of the way: real tokens first in every row, whatever the mask looks like.
+
+A decaying memory must not only ignore a padded position, it must not grow older there. With the
+real tokens of each row moved to its front, what comes before a token is exactly its past.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Padding", "keep_last", "pad_packed"]
+
+
+class Padding(NamedTuple):
+    """Where the real tokens of a padded batch are, and how to bring them to the front.
+
+    Attributes:
+        real: `[B, T]` bool, after the move: True for the first `lengths[b]` positions of a row.
+        lengths: `[B]` int64, number of real tokens.
+        order: `[B, T]`, position before the move of what stands here after it.
+        inverse: `[B, T]`, the other way round.
+    """
+
+    real: Tensor
+    lengths: Tensor
+    order: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, attention_mask: Tensor | None, batch: int, length: int) -> "Padding | None":
+        """The padding of the last `length` positions of a mask `[B, >= length]`; None without any.
+
+        >>> padding = Padding.of(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]]), 2, 4)
+        >>> padding.lengths.tolist(), padding.real[0].tolist()
+        ([2, 3], [True, True, False, False])
+        """
+        if attention_mask is None:
+            return None
+        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch:
+            raise ValueError(
+                f"attention_mask must be [{batch}, {length} or more], "
+                f"got shape {tuple(attention_mask.shape)}"
+            )
+        if attention_mask.shape[1] < length:
+            raise ValueError(
+                f"attention_mask must cover {length} positions, got {attention_mask.shape[1]}"
+            )
+        # A mask of past and present positions comes with a cache: the past has been dealt with.
+        mask = attention_mask[:, attention_mask.shape[1] - length :].bool()
+        if not torch.compiler.is_compiling() and bool(mask.all()):
+            return None
+        order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
+        lengths = mask.sum(1)
+        real = torch.arange(length, device=mask.device) < lengths[:, None]
+        return cls(real, lengths, order, torch.argsort(order, dim=1))
+
+    def align(self, x: Tensor) -> Tensor:
+        """`[B, T, ...]` with the real tokens at the front and zeros behind them."""
+        moved = x.gather(1, _index(self.order, x))
+        return moved.masked_fill(~_spread(self.real, x), 0)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """The inverse of `align`: every token where it came from."""
+        return x.gather(1, _index(self.inverse, x))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """The real tokens alone: aligned `[B, T, ...]` to `[1, sum of lengths, ...]`."""
+        return x[self.real].unsqueeze(0)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """The inverse of `pack`, with zeros at padding."""
+        x = packed.new_zeros(*self.real.shape, *packed.shape[2:])
+        return x.index_put((self.real,), packed[0])
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Bounds of the packed rows, `[B + 1]`."""
+        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
+
+
+def pad_packed(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Packed sequences `[1, total, ...]` as rows `[N, longest, ...]`, and their mask.
+
+    >>> rows, mask = pad_packed(torch.arange(1, 6).view(1, 5), torch.tensor([0, 2, 5]))
+    >>> rows.tolist(), mask.sum(1).tolist()
+    ([[1, 2, 0], [3, 4, 5]], [2, 3])
+    """
+    lengths = cu_seqlens.diff()
+    longest = int(lengths.max())
+    mask = torch.arange(longest, device=x.device) < lengths[:, None]
+    rows = x.new_zeros(*mask.shape, *x.shape[2:])
+    return rows.index_put((mask,), x[0]), mask
+
+
+def keep_last(past: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
+    """The last entries of every row, as many as `past` has: `[N, W, ...]` of past and new together.
+
+    Row n of `new` `[N, T, ...]` has `lengths[n]` real entries at its front; all T without lengths.
+    """
+    both = torch.cat([past, new.to(past.dtype)], 1)
+    if lengths is None:
+        return both[:, new.shape[1] :]
+    index = torch.arange(past.shape[1], device=past.device) + lengths[:, None]
+    return both.gather(1, _index(index, both))
+
+
+def _index(order: Tensor, x: Tensor) -> Tensor:
+    """`[B, T]` positions as an index for `gather` along axis 1 of `x`."""
+    return _spread(order, x).expand(-1, -1, *x.shape[2:])
+
+
+def _spread(positions: Tensor, x: Tensor) -> Tensor:
+    return positions.reshape(*positions.shape, *[1] * (x.dim() - 2))

@@ -1,0 +1,346 @@
+"""VORT as a Hugging Face model: a stack of pre-norm blocks, and a language model on top."""
+
+# transformers leaves its own hooks untyped.
+# mypy: disable-error-code="no-untyped-call"
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
+
+from vort.baselines import build_memory, extra_width
+from vort.layers import VortAttention
+from vort.models.cache_vort import VortCache
+from vort.models.configuration_vort import VortConfig
+
+__all__ = ["VortForCausalLM", "VortModel"]
+
+
+@dataclass
+class VortModelOutput(BaseModelOutputWithPast):
+    """Hidden states, cache, and on request the orders `[B, T, H]` of every layer."""
+
+    orders: tuple[Tensor | None, ...] | None = None
+
+
+@dataclass
+class VortCausalLMOutput(CausalLMOutputWithPast):
+    """Logits, loss, cache, and on request the orders `[B, T, H]` of every layer."""
+
+    orders: tuple[Tensor | None, ...] | None = None
+
+
+class VortMLP(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, config: VortConfig) -> None:
+        super().__init__()
+        size, width = config.hidden_size, config.intermediate_size
+        assert width is not None
+        if config.match_parameters:
+            width += extra_width(config.memory, config.memory_settings(), 3 * size)
+        self.gate_proj = nn.Linear(size, width, bias=False)
+        self.up_proj = nn.Linear(size, width, bias=False)
+        self.down_proj = nn.Linear(width, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., hidden_size]` in and out."""
+        result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class VortBlock(GradientCheckpointingLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: VortConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = VortAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            window=config.sliding_window,
+            rope_base=config.rope_theta,
+            conv_size=config.conv_size,
+            output_norm=config.output_norm,
+            output_gate=config.output_gate,
+            bias=config.attention_bias,
+            norm_eps=config.rms_norm_eps,
+            layer_idx=layer_idx,
+            memory=build_memory(config.memory, config.memory_settings()),
+        )
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = VortMLP(config)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after the block, and orders if asked for."""
+        mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + mixed[0]
+        hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states, mixed[2] if len(mixed) > 2 else None
+
+
+class VortPreTrainedModel(PreTrainedModel):
+    """What the base model and the language model share."""
+
+    config_class = VortConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    config: VortConfig
+    _no_split_modules = ["VortBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    # A memory cannot be taken back by a few tokens: no assisted decoding.
+    _is_stateful = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initial values; modules of this package know their own."""
+        own = list(module.parameters(recurse=False))
+        if own and all(getattr(x, "_is_hf_initialized", False) for x in own):
+            return  # loaded from a checkpoint
+        reset = getattr(module, "reset_parameters", None)
+        if type(module).__module__.startswith("vort.") and reset is not None:
+            reset()
+        else:
+            super()._init_weights(module)
+
+
+class VortModel(VortPreTrainedModel):
+    """Token embeddings, blocks, a final norm: hidden states for every token.
+
+    >>> config = VortConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+    >>> model = VortModel(config)
+    >>> model(torch.randint(256, (1, 20))).last_hidden_state.shape
+    torch.Size([1, 20, 64])
+    """
+
+    def __init__(self, config: VortConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            VortBlock(config, index) for index in range(config.num_hidden_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def set_horizon(self, horizon: int) -> None:
+        """Re-calibrate all layers for lags up to `horizon`, weights unchanged.
+
+        See `Router.set_horizon` for what changes. The horizon is saved with the model; caches made
+        before are void.
+        """
+        for block in self.layers:
+            assert isinstance(block, VortBlock)
+            block.self_attn.set_horizon(horizon)
+        self.config.horizon = horizon
+
+    def new_cache(self, *, static: bool = False) -> VortCache:
+        """An empty cache for `past_key_values`."""
+        return VortCache(self.config.num_hidden_layers, static=static)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: VortCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        entity_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_orders: bool = False,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Hidden states `[B, T, hidden_size]` of tokens `[B, T]`.
+
+        Args:
+            input_ids: `[B, T]` tokens; give these or inputs_embeds.
+            attention_mask: `[B, T]` or `[B, past + T]`, 0 at padding, on whichever side.
+            past_key_values: the memory so far (`new_cache()`); updated in place if use_cache.
+            inputs_embeds: `[B, T, hidden_size]` instead of tokens.
+            use_cache: keep the memory after the last token. Default: config.use_cache, but not
+                in training.
+            cu_seqlens: `[N + 1]` bounds of sequences packed into one row.
+            entity_mask: `[B, T]`, 1 at tokens of a named entity.
+            output_hidden_states: also return the input of every block and the last output.
+            output_orders: also return the orders of every layer.
+            return_dict: False for a tuple.
+            **kwargs: ignored, e.g. position_ids: positions follow from what has been seen.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if self.gradient_checkpointing and self.training:
+            use_cache = False
+        if use_cache and past_key_values is None:
+            past_key_values = self.new_cache()
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        states: list[Tensor] = []
+        orders: list[Tensor | None] = []
+        mask = _mask_of(attention_mask, hidden)
+        for block in self.layers:
+            states.append(hidden)
+            hidden, order = block(
+                hidden,
+                attention_mask=mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                cu_seqlens=cu_seqlens,
+                entity_mask=entity_mask,
+                output_orders=output_orders,
+            )
+            orders.append(order)
+        hidden = self.norm(hidden)
+        result = VortModelOutput(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*states, hidden) if output_hidden_states else None,  # type: ignore[arg-type]
+            orders=tuple(orders) if output_orders else None,
+        )
+        return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+
+class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
+    """A language model that trains, saves, loads and generates like any other.
+
+    >>> config = VortConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+    >>> model = VortForCausalLM(config).eval()
+    >>> prompt = torch.randint(256, (1, 20))
+    >>> model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None).shape
+    torch.Size([1, 25])
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: VortConfig) -> None:
+        super().__init__(config)
+        self.model = VortModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def set_horizon(self, horizon: int) -> None:
+        """Re-calibrate all layers for lags up to `horizon`; see `VortModel.set_horizon`."""
+        self.model.set_horizon(horizon)
+
+    def new_cache(self, *, static: bool = False) -> VortCache:
+        """An empty cache for `past_key_values`."""
+        return VortCache(self.config.num_hidden_layers, static=static)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: VortCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        entity_mask: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_orders: bool = False,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Logits `[B, T, vocab_size]`, and the loss if there are labels.
+
+        Args as in `VortModel.forward`, and:
+            labels: `[B, T]`, the tokens themselves: position t is scored on t + 1; -100 is left
+                out. Packed sequences should have -100 at each start.
+            logits_to_keep: the last so many positions, or an index of positions; 0: all.
+        """
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            cu_seqlens=cu_seqlens,
+            entity_mask=entity_mask,
+            output_hidden_states=output_hidden_states,
+            output_orders=output_orders,
+            return_dict=True,
+        )
+        hidden = found.last_hidden_state
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept])
+        loss = None
+        if labels is not None:
+            extra = {key: kwargs[key] for key in ("num_items_in_batch",) if key in kwargs}
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **extra
+            )
+        result = VortCausalLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=found.past_key_values,
+            hidden_states=found.hidden_states,
+            orders=found.orders,
+        )
+        return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+    def _prepare_cache_for_generation(  # type: ignore[override]
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """`generate` asks for its cache here; ours, whatever kind it would have made."""
+        given = model_kwargs.get("past_key_values")
+        if given is not None and not isinstance(given, VortCache):
+            kind = type(given).__name__
+            raise TypeError(f"past_key_values must be a VortCache (model.new_cache()), got {kind}")
+        if given is None and generation_config.use_cache is not False:
+            static = generation_config.cache_implementation == "static"
+            model_kwargs["past_key_values"] = self.new_cache(static=static)
+
+    @staticmethod
+    def create_masks_for_generate(
+        *, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> Tensor | None:
+        """The mask of the new positions: all that is needed, and of constant shape in decoding."""
+        return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *args: Any, entity_mask: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """What `forward` gets at each step: the entity indicator goes with the prompt alone."""
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
+            input_ids,  # type: ignore[arg-type]
+            *args,
+            **kwargs,
+        )
+        tokens = inputs.get("input_ids")
+        if entity_mask is not None and tokens is not None:
+            length = tokens.shape[1]
+            if entity_mask.shape[1] >= length and length > 1:
+                inputs["entity_mask"] = entity_mask[:, -length:]
+        return inputs
+
+
+def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
+    """The mask of the new positions, None where all are tokens: looked at once, for all layers."""
+    if attention_mask is None:
+        return None
+    mask = attention_mask[:, attention_mask.shape[1] - hidden.shape[1] :]
+    if torch.compiler.is_compiling() or not bool(mask.all()):
+        return mask
+    return None
+
+
+def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
+    return bool(config.return_dict) if return_dict is None else return_dict
+
+
+AutoConfig.register("vort", VortConfig, exist_ok=True)
+AutoModel.register(VortConfig, VortModel, exist_ok=True)
+AutoModelForCausalLM.register(VortConfig, VortForCausalLM, exist_ok=True)
