@@ -159,13 +159,14 @@ def compiled_difference(device: str) -> float:
 
 GPU_CASES = [
     Case(),
-    Case(length=1, initial=False),
+    Case(length=1, initial=False, normalizer="none"),
     Case(batch=2, length=517, key_dim=64, value_dim=64, terms=8, heads=3),
     Case(length=517, key_dim=64, value_dim=64, terms=8, heads=3, read=False, initial=False),
     Case(length=333, key_dim=64, value_dim=64, terms=8, normalizer="undecayed", per_head=True),
     Case(length=333, key_dim=64, value_dim=64, terms=8, normalizer="none", include_self=False),
     Case(length=300, key_dim=64, value_dim=64, terms=8, include_self=False, span=64),
-    Case(length=300, key_dim=64, value_dim=64, terms=1, initial=False, final=False),
+    # one mode under a decayed normaliser: the read gate cancels, so it has no gradient to check
+    Case(length=300, key_dim=64, value_dim=64, terms=1, final=False, normalizer="undecayed"),
     Case(length=2100, key_dim=64, value_dim=64, terms=8, heads=1),
     Case(length=1030, key_dim=64, value_dim=64, terms=8, heads=1, span=512),
     Case(length=200, key_dim=32, value_dim=80, terms=5, per_head=True),

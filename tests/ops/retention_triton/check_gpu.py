@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="one small case, for memory checkers")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="one dtype only")
     parser.add_argument("--match", default="", help="only cases whose name holds this")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
@@ -88,7 +89,7 @@ def main() -> None:
         (case, dtype, arguments.seed + i)
         for i, case in enumerate(GPU_CASES)
         for dtype in (torch.bfloat16, torch.float32)
-        if arguments.match in case.name
+        if arguments.match in case.name and arguments.dtype in (None, str(dtype).split(".")[-1])
     ]
     steps = [(case, torch.float32, arguments.seed) for case in STEP_CASES]
     if arguments.small:

@@ -22,7 +22,6 @@ from .tiles import (
     load_rates,
     load_rows,
     load_state,
-    repeat_modes,
     span_bounds,
     store_rows,
 )
@@ -52,7 +51,7 @@ def normalizer_kernel(
 def query_kernel(
     q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, drate, table,
     T, SPANS, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr, GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
     VARLEN: tl.constexpr, PREC: tl.constexpr,
@@ -178,8 +177,8 @@ def query_kernel(
     if NORM == 1:
         da += shiftt[:, None]
     NC: tl.constexpr = BT // GB
-    wide = tl.arange(0, NC * SD) % SD
-    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SD)
+    wide = tl.arange(0, NC * SP) % SP
+    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SP)
     dcol = (dcol * load_modes(write, t0, n, h, H, wide, S, BT)).to(dtype)
     rowr = drow
     if HAS_READ:
@@ -194,11 +193,11 @@ def query_kernel(
     if MODES:
         dw = tl.where(mask, da * tl.dot(qt, tl.trans(kt), input_precision=PREC), 0.0)
         x = tl.dot(dw.to(dtype), dcol, input_precision=PREC)
-        dr += repeat_modes(tl.sum(tl.reshape(drow * x, [BT, NC, SD]), axis=1), BT, SD, SP)
+        dr += tl.sum(tl.reshape(drow * x, [BT, NC, SP]), axis=1)
         if DECAY_GRAD:
             # with the rounded factors of key_kernel, so that the two parts of lag 0 cancel
-            lagged = tl.sum(tl.reshape(rowr.to(tl.float32) * x * behind, [BT, NC, SD]), axis=1)
-            drates += tl.sum(repeat_modes(lagged, BT, SD, SP), axis=0)
+            lagged = tl.sum(tl.reshape(rowr.to(tl.float32) * x * behind, [BT, NC, SP]), axis=1)
+            drates += tl.sum(lagged, axis=0)
             where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + modes
             tl.store(drate + where, drates)
 
@@ -211,7 +210,7 @@ def query_kernel(
 def key_kernel(
     q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, drate, table,
     T, SPANS, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr, GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
     VARLEN: tl.constexpr, PREC: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
@@ -285,8 +284,8 @@ def key_kernel(
 
     # the diagonal block
     qt = load_rows(q, c0, n, h, H, 0, K, BT, BK)
-    wide = tl.arange(0, NC * SD) % SD
-    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SD)
+    wide = tl.arange(0, NC * SP) % SP
+    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SP)
     if HAS_READ:
         drow *= load_modes(read, c0, n, h, H, wide, S, BT)
     drow = drow.to(dtype)
@@ -325,10 +324,10 @@ def key_kernel(
             dp += tl.where(mask, shiftt[None, :], 0.0)
         dkt = tl.dot(dp.to(dtype), qt, dkt, input_precision=PREC)
         x = tl.dot((p * da).to(dtype), drow, input_precision=PREC)
-        dw += repeat_modes(tl.sum(tl.reshape(dcol * x, [BT, NC, SD]), axis=1), BT, SD, SP)
+        dw += tl.sum(tl.reshape(dcol * x, [BT, NC, SP]), axis=1)
         if DECAY_GRAD:
-            lagged = tl.sum(tl.reshape(colr.to(tl.float32) * x * -behind, [BT, NC, SD]), axis=1)
-            drates += tl.sum(repeat_modes(lagged, BT, SD, SP), axis=0)
+            lagged = tl.sum(tl.reshape(colr.to(tl.float32) * x * -behind, [BT, NC, SP]), axis=1)
+            drates += tl.sum(lagged, axis=0)
 
     # later blocks of the span
     for i in range(block + 1, tl.cdiv(n, BT) + block):

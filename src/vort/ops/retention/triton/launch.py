@@ -96,7 +96,6 @@ class Problem:
         tiling = self.tiling
         return self.common() | {
             "SP": tiling.modes,
-            "SD": power_of_two(self.terms, 4),
             "BK": tiling.keys,
             "BT": tiling.rows,
             "GB": tiling.group,
@@ -213,7 +212,8 @@ def run_forward(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, G, b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
-        BV=columns, HAS_READ=read is not None, **tiling.output.options(), **p.block(),
+        BV=columns, SD=tiling.diagonal_modes, HAS_READ=read is not None,
+        **tiling.output.options(), **p.block(),
     )  # fmt: skip
     return o, den, G_last, b_last
 

@@ -121,17 +121,6 @@ def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SD: tl.constexpr
 
 
 @triton.jit
-def repeat_modes(x, ROWS: tl.constexpr, SD: tl.constexpr, SP: tl.constexpr):
-    """``[ROWS, SD]`` to ``[ROWS, SP]``; the columns beyond S are padding on both sides."""
-    if SD == SP:
-        out = x
-    else:
-        wide = tl.broadcast_to(x[:, None, :], [ROWS, SP // SD, SD])
-        out = tl.reshape(wide, [ROWS, SP])
-    return out
-
-
-@triton.jit
 def causal(BT: tl.constexpr, SELF: tl.constexpr):
     """Mask ``[t, i]`` of a diagonal block."""
     at = tl.arange(0, BT)

@@ -28,7 +28,8 @@ class Tiling:
     """How one shape is cut.
 
     span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
-    a reference point in a diagonal block; state_rows and state_modes: tokens and modes taken at
+    a reference point in a diagonal block; modes and diagonal_modes: S padded for products over
+    modes, and over (group, mode) pairs in the outputs; state_rows and state_modes: tokens and modes taken at
     once where states are built. state, output, query and key: the launches of the kernels.
     """
 
@@ -36,6 +37,7 @@ class Tiling:
     rows: int
     group: int
     modes: int
+    diagonal_modes: int
     keys: int
     state_rows: int
     state_keys: int
@@ -76,6 +78,7 @@ def choose_tiling(
             rows=rows,
             group=8,
             modes=modes,
+            diagonal_modes=modes,
             keys=keys,
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
@@ -97,6 +100,7 @@ def choose_tiling(
         rows=64,
         group=16,
         modes=modes,
+        diagonal_modes=power_of_two(terms, 4),
         keys=keys,
         state_rows=64,
         state_keys=min(keys, 128),
