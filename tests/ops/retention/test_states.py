@@ -65,7 +65,8 @@ def walk(steps: int, every: int) -> tuple[list[Tensor], list[Tensor]]:
         chunked.append(o[:, -1])
     assert memory is not None
     assert torch.isfinite(state.G).all()
-    assert relative_error(state.G, memory.G) < 1e-4
+    # A float32 sum of n equal terms is off by up to n / 2^24 however it is rounded.
+    assert relative_error(state.G, memory.G) < 1e-3
     return stepped, chunked
 
 

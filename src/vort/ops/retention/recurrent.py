@@ -28,7 +28,8 @@ def retention_step(
 
     q_t, k_t [B, H, K]; v_t [B, H, V]; write_t, read_t [B, H, S]; log_decay [S] or [H, S].
     `inplace=True` overwrites the given state, which must not need a gradient: decoding then
-    allocates nothing that grows.
+    allocates nothing that grows. Sums are taken in the state's dtype: a float64 state keeps a
+    memory that hardly forgets exact over millions of tokens.
 
     >>> from vort.ops.retention import empty_state
     >>> state = empty_state(1, 1, 1, 1, 1)
@@ -40,42 +41,43 @@ def retention_step(
     dtype = state.G.dtype
     q, k, v, write = (x.to(dtype) for x in (q_t, k_t, v_t, write_t))
     batch, heads, terms, key_dim, value_dim = state.G.shape
-    # exp(l) rounds to a rate several percent off when l is near -1e-6; G + G expm1(l) does not.
+    # exp(l) rounds to a rate several percent off when l is near -1e-6; 1 + expm1(l) need not.
     forget = torch.expm1(log_decay.to(dtype)).expand(heads, terms)
-    written = (write.unsqueeze(-1) * k.unsqueeze(-2)).view(batch * heads, terms * key_dim, 1)
     gate = q.new_ones(1).expand(batch, heads, terms) if read_t is None else read_t.to(dtype)
-    query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).view(batch * heads, 1, terms * key_dim)
-
-    G = _age(state.G, forget[..., None, None], inplace).view(batch * heads, -1, value_dim)
-    b = state.b
-    if b is not None and normalizer == "decayed":
-        b = _age(b, forget[..., None], inplace)
-    added = (
-        written.view(batch, heads, terms, key_dim) if normalizer == "decayed" else k.unsqueeze(2)
-    )
-    update = torch.Tensor.baddbmm_ if inplace else torch.baddbmm
-    before = (G, b)
     if not include_self:
-        output = _read(query, q, *before, normalizer, eps)
-    G = update(G, written, v.reshape(batch * heads, 1, value_dim))
+        gate = gate * (1 + forget)
+    query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).view(batch * heads, 1, terms * key_dim)
+    written = write.unsqueeze(-1) * k.unsqueeze(-2)
+
+    # The change is small beside the state: it is summed up first, so that one rounding follows.
+    change = (state.G * forget[..., None, None]).view(batch * heads, terms * key_dim, value_dim)
+    change = change.baddbmm_(
+        written.view(batch * heads, terms * key_dim, 1), v.reshape(batch * heads, 1, value_dim)
+    )
+    G = _add(state.G, change.view(state.G.shape), inplace and include_self)
+    b = state.b
     if b is not None:
-        b = b.add_(added) if inplace else b + added
-    if include_self:
-        output = _read(query, q, G, b, normalizer, eps)
-    after = RetentionState(G.view(state.G.shape), b)
-    return output.view(batch, heads, value_dim).to(v_t.dtype), after
+        counted = k.unsqueeze(2)
+        if normalizer == "decayed":
+            counted = torch.addcmul(written, b, forget[..., None])
+        b = _add(b, counted, inplace and include_self)
+    after = RetentionState(G, b)
+    seen = after if include_self else state
+    output = _read(query, q, seen, normalizer, eps).view(batch, heads, value_dim)
+    if inplace and not include_self:
+        state.G.copy_(G)
+        after = RetentionState(state.G, b if b is None or state.b is None else state.b.copy_(b))
+    return output.to(v_t.dtype), after
 
 
-def _age(state: Tensor, forget: Tensor, inplace: bool) -> Tensor:
-    """The state one step later: state * exp(log_decay)."""
-    return state.addcmul_(state, forget) if inplace else torch.addcmul(state, state, forget)
+def _add(state: Tensor, change: Tensor, inplace: bool) -> Tensor:
+    return state.add_(change) if inplace else state + change
 
 
-def _read(
-    query: Tensor, q: Tensor, G: Tensor, b: Tensor | None, normalizer: str, eps: float
-) -> Tensor:
+def _read(query: Tensor, q: Tensor, state: RetentionState, normalizer: str, eps: float) -> Tensor:
     """The retrieved value [B H, V] from query [B H, 1, S K] (gate times q) and q [B, H, K]."""
-    numerator = torch.bmm(query, G).squeeze(1)
+    numerator = torch.bmm(query, state.G.flatten(0, 1).flatten(1, 2)).squeeze(1)
+    b = state.b
     if b is None:
         return numerator
     asked = query.view(b.shape) if normalizer == "decayed" else q.unsqueeze(2)
