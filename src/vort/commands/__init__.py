@@ -1,0 +1,1 @@
+"""Commands of `vort`, one file each; `vort.cli` puts them together."""
