@@ -18,7 +18,9 @@ class Sheet:
         """For the terminal."""
         from rich.text import Text
 
-        table = Table(title=self.title, title_justify="left", title_style="bold", padding=(0, 0, 0, 1))
+        table = Table(
+            title=self.title, title_justify="left", title_style="bold", padding=(0, 0, 0, 1)
+        )
         for index, heading in enumerate(self.headings):
             # Figures stay on one line in a narrow terminal; prose wraps.
             widest = max((len(row[index]) for row in self.rows), default=0)
