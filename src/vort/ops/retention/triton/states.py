@@ -44,78 +44,6 @@ def _lags(part, n, BL: tl.constexpr, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _values(
-    x, y, weight, log_decay, scale, G, other, first, last, segment_sums, grad,
-    h, n, seg, kb, vb, sg, n_spans, length, per, first_token, first_span, rate_h, grad_at,
-    H: tl.constexpr, S: tl.constexpr, SG: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
-    SEGMENTS: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
-    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """SG modes times BV value columns of G, side by side."""
-    PARTS: tl.constexpr = SPAN // BL
-    col = tl.arange(0, SG * BV)
-    modes = sg * SG + tl.arange(0, SG)
-    s = sg * SG + col // BV
-    vs = vb * BV + col % BV
-    ks = kb * BK + tl.arange(0, BK)
-    offs = s[None, :] * (K * V) + ks[:, None] * V + vs[None, :]
-    mask = (s[None, :] < S) & (ks[:, None] < K) & (vs[None, :] < V)
-    rates = load_rates(log_decay, h, rate_h, s, S)
-    mode_rates = load_rates(log_decay, h, rate_h, modes, S)
-    STATE: tl.constexpr = S * K * V
-    acc = tl.zeros([BK, SG * BV], dtype=tl.float32)
-    gsum = tl.zeros([BK, SG * BV], dtype=tl.float32)
-    if not SUMS:
-        if HAS_FIRST:
-            at = (n * H + h).to(tl.int64) * STATE
-            acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
-        if SEGMENTS > 1:
-            for g in range(0, seg):
-                tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
-                at = ((n * H + h).to(tl.int64) * SEGMENTS + g) * STATE
-                more = tl.load(segment_sums + at + offs, mask=mask, other=0.0)
-                acc = acc * tl.exp2(rates * tokens)[None, :] + more
-    begin = seg * per
-    end = tl.minimum(begin + per, n_spans)
-    for it in range(begin * PARTS, end * PARTS):
-        part, t0, left, span_length, slot = _walk(
-            it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
-        )
-        fade = tl.exp2(rates * span_length)
-        if part == 0:
-            if not SUMS:
-                at = (slot * H + h).to(tl.int64) * STATE
-                tl.store(G + at + offs, acc.to(G.dtype.element_ty), mask=mask)
-                if DECAY_GRAD:
-                    o = tl.load(other + at + offs, mask=mask, other=0.0).to(tl.float32)
-                    gsum += acc * o * (span_length * fade)[None, :]
-            acc *= fade[None, :]
-        xt = load_rows(x, t0, left, h, H, kb * BK, K, BL, BK)
-        yt = load_rows(y, t0, left, h, H, vb * BV, V, BL, BV)
-        w = tl.exp2(mode_rates[None, :] * _lags(part, left, BL, REVERSE)[:, None])
-        if HAS_WEIGHT:
-            w *= load_modes(weight, t0, left, h, H, modes, S, BL)
-        if HAS_SCALE:
-            w *= load_column(scale, t0, left, h, H, 0, 1, BL)[:, None]
-        yw = yt[:, None, :] * w.to(yt.dtype)[:, :, None]
-        yw = tl.reshape(yw, [BL, SG * BV])
-        acc = tl.dot(tl.trans(xt), yw, acc, input_precision=PREC)
-    if SUMS:
-        at = ((n * H + h).to(tl.int64) * SEGMENTS + seg) * STATE
-        tl.store(segment_sums + at + offs, acc, mask=mask)
-    else:
-        if HAS_LAST:
-            if seg == SEGMENTS - 1:
-                at = (n * H + h).to(tl.int64) * STATE
-                tl.store(last + at + offs, acc, mask=mask)
-        if DECAY_GRAD:
-            total = tl.sum(tl.reshape(tl.sum(gsum, axis=0), [SG, BV]), axis=1)
-            tl.store(grad + grad_at + modes, total, mask=modes < S)
-
-
-@triton.jit
 def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr):
     """Tokens in ``count`` spans of the walk from the j-th on."""
     lo = tl.minimum(j, n_spans)
@@ -127,6 +55,204 @@ def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr
     else:
         total = tl.minimum(hi * SPAN, length) - tl.minimum(lo * SPAN, length)
     return total.to(tl.float32)
+
+
+@triton.jit
+def _begin(
+    first, segment_sums, rate, s, h, n, seg, per, n_spans, length, tile, mask,
+    H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, SPAN: tl.constexpr, SEGMENTS: tl.constexpr, SUMS: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """What one mode holds before the first token of the segment."""
+    acc = tl.zeros([BK, BV], dtype=tl.float32)
+    if not SUMS:
+        if HAS_FIRST:
+            at = ((n * H + h).to(tl.int64) * S + s) * (K * V)
+            acc += tl.load(first + at + tile, mask=mask, other=0.0).to(tl.float32)
+        if SEGMENTS > 1:
+            for g in range(seg):
+                tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
+                at = (((n * H + h).to(tl.int64) * SEGMENTS + g) * S + s) * (K * V)
+                more = tl.load(segment_sums + at + tile, mask=mask, other=0.0)
+                acc = acc * tl.exp2(rate * tokens) + more
+    return acc
+
+
+@triton.jit
+def _mark(
+    acc, total, G, other, rate, s, h, slot, span_length, tile, mask,
+    H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    SUMS: tl.constexpr, DECAY_GRAD: tl.constexpr,
+):  # fmt: skip
+    """Write down what one mode holds at a span's edge, then let it decay over the span."""
+    fade = tl.exp2(rate * span_length)
+    if not SUMS:
+        at = ((slot * H + h).to(tl.int64) * S + s) * (K * V)
+        tl.store(G + at + tile, acc.to(G.dtype.element_ty), mask=mask)
+        if DECAY_GRAD:
+            o = tl.load(other + at + tile, mask=mask, other=0.0).to(tl.float32)
+            total += tl.sum(tl.sum(acc * o, axis=1), axis=0) * (span_length * fade)
+    return acc * fade, total
+
+
+@triton.jit
+def _add(
+    acc, xt, yt, lag, weight, gain, rate, s, h, t0, left,
+    H: tl.constexpr, S: tl.constexpr, BL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SCALE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Add BL tokens to one mode."""
+    w = tl.exp2(rate * lag)
+    if HAS_WEIGHT:
+        w *= load_column(weight, t0, tl.where(s < S, left, 0), h, H, s, S, BL)
+    if HAS_SCALE:
+        w *= gain
+    return tl.dot(tl.trans(xt), yt * w.to(yt.dtype)[:, None], acc, input_precision=PREC)
+
+
+@triton.jit
+def _finish(
+    acc, total, last, segment_sums, grad, s, h, n, seg, grad_at, tile, mask,
+    H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    SEGMENTS: tl.constexpr, SUMS: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr,
+):  # fmt: skip
+    """Hand on what one mode holds after the last token of the segment."""
+    if SUMS:
+        at = (((n * H + h).to(tl.int64) * SEGMENTS + seg) * S + s) * (K * V)
+        tl.store(segment_sums + at + tile, acc, mask=mask)
+    else:
+        if HAS_LAST:
+            if seg == SEGMENTS - 1:
+                at = ((n * H + h).to(tl.int64) * S + s) * (K * V)
+                tl.store(last + at + tile, acc, mask=mask)
+        if DECAY_GRAD:
+            tl.store(grad + grad_at + s, total, mask=s < S)
+
+
+@triton.jit
+def _values(
+    x, y, weight, log_decay, scale, G, other, first, last, segment_sums, grad,
+    h, n, seg, kb, vb, sg, n_spans, length, per, first_token, first_span, rate_h, grad_at,
+    H: tl.constexpr, S: tl.constexpr, SG: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
+    SEGMENTS: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """One, two or four modes of a [BK, BV] tile of G, each in its own registers.
+
+    Spelled out mode by mode: side by side in one tile, their weights would need a three-axis
+    product, which Triton lays out one element to a thread.
+    """
+    PARTS: tl.constexpr = SPAN // BL
+    ks = kb * BK + tl.arange(0, BK)
+    vs = vb * BV + tl.arange(0, BV)
+    tile = ks[:, None] * V + vs[None, :]
+    mask = (ks[:, None] < K) & (vs[None, :] < V)
+    s0 = sg * SG
+    # compared as a column: the interpreter cannot and a block with a scalar truth value
+    mask0 = mask & ((ks * 0 + s0)[:, None] < S)
+    rate0 = load_rates(log_decay, h, rate_h, s0, S)
+    total0 = 0.0
+    acc0 = _begin(
+        first, segment_sums, rate0, s0, h, n, seg, per, n_spans, length, tile, mask0,
+        H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+    )  # fmt: skip
+    if SG > 1:
+        s1 = s0 + 1
+        mask1 = mask & ((ks * 0 + s1)[:, None] < S)
+        rate1 = load_rates(log_decay, h, rate_h, s1, S)
+        total1 = 0.0
+        acc1 = _begin(
+            first, segment_sums, rate1, s1, h, n, seg, per, n_spans, length, tile, mask1,
+            H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+        )  # fmt: skip
+    if SG > 2:
+        s2 = s0 + 2
+        s3 = s0 + 3
+        mask2 = mask & ((ks * 0 + s2)[:, None] < S)
+        mask3 = mask & ((ks * 0 + s3)[:, None] < S)
+        rate2 = load_rates(log_decay, h, rate_h, s2, S)
+        rate3 = load_rates(log_decay, h, rate_h, s3, S)
+        total2 = 0.0
+        total3 = 0.0
+        acc2 = _begin(
+            first, segment_sums, rate2, s2, h, n, seg, per, n_spans, length, tile, mask2,
+            H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+        )  # fmt: skip
+        acc3 = _begin(
+            first, segment_sums, rate3, s3, h, n, seg, per, n_spans, length, tile, mask3,
+            H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+        )  # fmt: skip
+    begin = seg * per
+    end = tl.minimum(begin + per, n_spans)
+    for it in range(begin * PARTS, end * PARTS):
+        part, t0, left, span_length, slot = _walk(
+            it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
+        )
+        if part == 0:
+            acc0, total0 = _mark(
+                acc0, total0, G, other, rate0, s0, h, slot, span_length, tile, mask0,
+                H, S, K, V, SUMS, DECAY_GRAD,
+            )  # fmt: skip
+            if SG > 1:
+                acc1, total1 = _mark(
+                    acc1, total1, G, other, rate1, s1, h, slot, span_length, tile, mask1,
+                    H, S, K, V, SUMS, DECAY_GRAD,
+                )  # fmt: skip
+            if SG > 2:
+                acc2, total2 = _mark(
+                    acc2, total2, G, other, rate2, s2, h, slot, span_length, tile, mask2,
+                    H, S, K, V, SUMS, DECAY_GRAD,
+                )  # fmt: skip
+                acc3, total3 = _mark(
+                    acc3, total3, G, other, rate3, s3, h, slot, span_length, tile, mask3,
+                    H, S, K, V, SUMS, DECAY_GRAD,
+                )  # fmt: skip
+        xt = load_rows(x, t0, left, h, H, kb * BK, K, BL, BK)
+        yt = load_rows(y, t0, left, h, H, vb * BV, V, BL, BV)
+        lag = _lags(part, left, BL, REVERSE)
+        gain = lag
+        if HAS_SCALE:
+            gain = load_column(scale, t0, left, h, H, 0, 1, BL)
+        acc0 = _add(
+            acc0, xt, yt, lag, weight, gain, rate0, s0, h, t0, left,
+            H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
+        )  # fmt: skip
+        if SG > 1:
+            acc1 = _add(
+                acc1, xt, yt, lag, weight, gain, rate1, s1, h, t0, left,
+                H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
+            )  # fmt: skip
+        if SG > 2:
+            acc2 = _add(
+                acc2, xt, yt, lag, weight, gain, rate2, s2, h, t0, left,
+                H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
+            )  # fmt: skip
+            acc3 = _add(
+                acc3, xt, yt, lag, weight, gain, rate3, s3, h, t0, left,
+                H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
+            )  # fmt: skip
+    _finish(
+        acc0, total0, last, segment_sums, grad, s0, h, n, seg, grad_at, tile, mask0,
+        H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+    )  # fmt: skip
+    if SG > 1:
+        _finish(
+            acc1, total1, last, segment_sums, grad, s1, h, n, seg, grad_at, tile, mask1,
+            H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+        )  # fmt: skip
+    if SG > 2:
+        _finish(
+            acc2, total2, last, segment_sums, grad, s2, h, n, seg, grad_at, tile, mask2,
+            H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+        )  # fmt: skip
+        _finish(
+            acc3, total3, last, segment_sums, grad, s3, h, n, seg, grad_at, tile, mask3,
+            H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -66,9 +66,7 @@ def choose_tiling(
     keys, values = power_of_two(key_dim), power_of_two(value_dim)
     widest = max(keys, values)
     modes = power_of_two(terms)
-    state_modes = min(8, power_of_two(terms, 1))
-    if terms % 8 and terms % 4 == 0:
-        state_modes = 4
+    state_modes = min(4, power_of_two(terms, 1))
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining.
         rows = 32 if widest <= 64 else 16
@@ -83,7 +81,7 @@ def choose_tiling(
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
             state_modes=state_modes,
-            state=Shape(min(values, max(16, 64 // state_modes)), 4, 1),
+            state=Shape(min(values, 32), 4, 1),
             output=Shape(min(values, 64), 8, 1),
             query=Shape(min(values, 64), 8, 1),
             key=Shape(min(values, 64), 8, 1),
@@ -105,7 +103,7 @@ def choose_tiling(
         state_rows=64,
         state_keys=min(keys, 128),
         state_modes=state_modes,
-        state=Shape(min(values, max(16, 128 // state_modes)), 4 if keys <= 64 else 8, 3),
+        state=Shape(min(values, 64 if terms <= 2 else 32), 4 if keys <= 64 else 8, 3),
         output=Shape(min(values, 64), 4, 3, None if wide else 168),
         query=Shape(min(values, 128), 4 if widest <= 128 else 8, 2),
         key=Shape(min(values, 128), 8 if wide else 4, 2 if widest > 128 else 3),
