@@ -10,6 +10,7 @@ runs forward and backward once, less its size before it made the inputs.
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -115,6 +116,7 @@ def memory_in_a_process(terms: int, length: int) -> int:
 def measure(rounds: int) -> dict[str, object]:
     torch.manual_seed(0)
     torch.set_num_threads(THREADS)
+    load = os.getloadavg()[0]
     steps = take_turns({"step": decode_step()}, 200 * rounds)
     times = take_turns(
         {
@@ -141,6 +143,7 @@ def measure(rounds: int) -> dict[str, object]:
     return {
         "device": platform.processor() or platform.machine(),
         "threads": THREADS,
+        "load_average_before": load,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "command": "python benchmarks/retention_cpu.py",
         "shape": {"B": 1, "H": HEADS, "K": WIDTH, "V": WIDTH, "S": TERMS, "dtype": "float32"},
@@ -155,6 +158,8 @@ def measure(rounds: int) -> dict[str, object]:
 
 
 def show(result: dict) -> None:
+    if result["load_average_before"] > 0.5:
+        print("others use this machine: parallel runs wait for them, and ratios come out too high")
     print(f"{'forward + backward':<38}{'best ms':>10}{'median ms':>12}")
     for name, value in result["best_ms"].items():
         print(f"{name:<38}{value:>10.2f}{result['median_ms'][name]:>12.2f}")
