@@ -24,7 +24,7 @@ def step_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[
             inputs["log_decay"],
             read=None if read is None else read[:, t],
             **options,
-        )  # fmt: skip
+        )
         for t in range(case.length)
     ]
     wide: dict[str, Tensor] = {name: x.double() for name, x in inputs.items()}

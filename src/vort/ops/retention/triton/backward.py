@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+
 """Gradients of one block of tokens: query side (q, read) and key side (k, v, write).
 
 With ``o = num / (|den| + eps)`` the normaliser is one more value column of ones, so its gradient
@@ -52,7 +53,8 @@ def query_kernel(
     q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, drate, table,
     T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
-    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr, GB: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
+    GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
     VARLEN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +131,7 @@ def query_kernel(
     row = rexp
     if HAS_READ:
         row = rexp * readt
-    for j in range(0, block):
+    for j in range(block):
         c0 = start + j * BT
         kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)
         da = tl.zeros([BT, BT], dtype=tl.float32)
@@ -211,11 +213,12 @@ def key_kernel(
     q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, drate, table,
     T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
-    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr, GB: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
+    GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
     VARLEN: tl.constexpr, PREC: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """``dk``, ``dv`` and ``dwrite`` of BT tokens, one head; ``drate`` the column halves of the lags.
+    """``dk``, ``dv`` and ``dwrite`` of BT tokens, one head; ``drate`` the column part of lags.
 
     Everything is transposed, ``[i, t]``, so that products chain without moving accumulators.
     KEYS alone walks over value blocks; VALUES alone has one program for each of them.

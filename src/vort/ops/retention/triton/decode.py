@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vort.ops.retention.state import RetentionState
 
-from .tiling import power_of_two
 from .tiles import load_rates
+from .tiling import power_of_two
 
 __all__ = ["retention_step_triton"]
 
@@ -25,7 +25,7 @@ def step_kernel(
     BK: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, HAS_READ: tl.constexpr,
     SELF: tl.constexpr,
 ):  # fmt: skip
-    """BV value columns of one (sequence, head): decay, write, read. b moves in `step_sums_kernel`."""
+    """BV value columns of one (sequence, head): decay, write, read; b stays as it is."""
     NV: tl.constexpr = (V + BV - 1) // BV
     pid = tl.program_id(0)
     vb = pid % NV

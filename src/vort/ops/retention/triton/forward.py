@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+
 """Outputs of one block of tokens: what the states hold, plus the masked matrix inside the span."""
 
 import triton
@@ -21,8 +22,9 @@ from .tiles import (
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def output_kernel(
     q, k, v, write, read, log_decay, G, b, o, den_out, table, T, SPANS, rate_h, eps,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr, GB: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
+    GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, SELF: tl.constexpr, VARLEN: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +72,7 @@ def output_kernel(
         den = tl.sum(qt.to(tl.float32) * b0[None, :], axis=1)
     row = row.to(dtype)
 
-    for j in range(0, block):
+    for j in range(block):
         # every pair straddles t0, so both halves of the decay are at most 1
         c0 = start + j * BT
         kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)

@@ -13,8 +13,8 @@ from .tiling import Tiling, choose_tiling, power_of_two
 
 __all__ = ["Problem", "run_backward", "run_forward"]
 
-# Programs that fill a large GPU twice; fewer than this and sequences are cut into segments.
-PROGRAMS = 264
+# Programs that fill a large GPU three times; with far fewer, sequences are cut into segments.
+PROGRAMS = 400
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,9 @@ def _states(
     blocks += key_blocks if p.normalizer else 0
     programs = p.sequences * p.heads * blocks
     spans = p.slots // max(p.sequences, 1)
-    segments = max(1, min(PROGRAMS // max(programs, 1), spans // 4))
+    segments = min(PROGRAMS // max(programs, 1), spans // 4)
+    if segments < 3:  # two passes: two segments would gain nothing
+        segments = 1
 
     def new(lead: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         b = x.new_empty(*lead, *vectors, dtype=torch.float32) if p.normalizer else None
@@ -249,16 +251,16 @@ def run_backward(
         )  # fmt: skip
     rate_stride = _rate_stride(log_decay)
     flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
-    drate = (None, None)
+    row_part = column_part = None
     if decay_grad:
         sizes = (p.row_blocks, p.heads, tiling.modes)
-        drate = tuple(q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))  # type: ignore[assignment]
+        row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
 
     G, b, *_ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last=False)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     _launch(
         query_kernel, p.row_blocks * p.heads,
-        q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, drate[0], p.table,
+        q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, row_part, p.table,
         p.length, p.spans, rate_stride, BV=tiling.query.columns, **tiling.query.options(), **flags,
     )  # fmt: skip
 
@@ -275,11 +277,11 @@ def run_backward(
     ):
         _launch(
             key_kernel, p.row_blocks * p.heads * programs,
-            q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, drate[1],
+            q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, column_part,
             p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
             BV=tiling.key.columns, **tiling.key.options(), **flags,
         )  # fmt: skip
     dlog = None
-    if grad is not None and drate[0] is not None and drate[1] is not None:
-        dlog = grad.sum(0) + (drate[0].sum(0) + drate[1].sum(0))[:, : p.terms]
+    if grad is not None and row_part is not None and column_part is not None:
+        dlog = grad.sum(0) + (row_part.sum(0) + column_part.sum(0))[:, : p.terms]
     return dq, dk, dv, dwrite, dread, dlog, dG_first, db_first

@@ -122,8 +122,10 @@ def _(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     def like(x: Tensor | None, wanted: bool = True) -> Tensor:
         if x is None or not wanted:
-            return q.new_empty(0, dtype=torch.float32)
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
+            absent: Tensor = q.new_empty(0, dtype=torch.float32)
+            return absent
+        out: Tensor = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return out
 
     return (
         like(q), like(k), like(v), like(write), like(read), like(log_decay, decay_grad),

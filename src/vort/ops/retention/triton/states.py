@@ -1,7 +1,8 @@
 # mypy: ignore-errors
+# ruff: noqa: SIM102, SIM108  (branches on compile-time constants stay branches)
 """States at span starts, forward and backward, built and carried along in one walk.
 
-The decays are constants, so a span of n tokens multiplies a state by ``exp(l n)``: no gates to scan.
+The decays are constants, so n tokens multiply a state by ``exp(l n)``: no gates to scan.
 One program keeps a few value columns of several modes in registers, walks its sequence (or segment
 of one) and writes what it holds at every span start; nothing is read back. The same kernel serves
 forward (k, v, write; left to right) and backward (q, do, read; right to left).
@@ -286,7 +287,7 @@ def _sums(
             at = (n * H + h).to(tl.int64) * STATE
             acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
         if SEGMENTS > 1:
-            for g in range(0, seg):
+            for g in range(seg):
                 tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
                 at = ((n * H + h).to(tl.int64) * SEGMENTS + g) * STATE
                 more = tl.load(segment_sums + at + offs, mask=mask, other=0.0)
@@ -344,7 +345,7 @@ def state_kernel(
 
     Forward: ``sum_i exp(l (a-1-i)) weight[i, s] scale[i] x_i y_i^T`` over tokens before the span's
     first one, a. Backward the same over tokens after the span, to its last one.
-    ``grad[block, h, s]`` takes the part of the gradient to log_decay owed to decay over whole spans.
+    ``grad[block, h, s]``: the part of the gradient to log_decay owed to decay over whole spans.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV

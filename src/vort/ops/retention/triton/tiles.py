@@ -1,4 +1,5 @@
 # mypy: ignore-errors
+# ruff: noqa: SIM108  (branches on compile-time constants stay branches)
 """Pieces shared by the retention kernels: where a span lies, how a tile is read, how decays factor.
 
 Tokens are packed: a batch ``[B, T, ...]`` is B sequences of T tokens laid end to end, so that one

@@ -28,9 +28,9 @@ class Tiling:
     """How one shape is cut.
 
     span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
-    a reference point in a diagonal block; modes and diagonal_modes: S padded for products over
-    modes, and over (group, mode) pairs in the outputs; state_rows and state_modes: tokens and modes taken at
-    once where states are built. state, output, query and key: the launches of the kernels.
+    a reference point in a diagonal block. modes, diagonal_modes: S padded for products over modes,
+    and over (group, mode) pairs in the outputs. keys: K padded. state_rows, state_keys,
+    state_modes: what the walk over states takes at once. The rest are the kernels' launches.
     """
 
     span: int
@@ -89,9 +89,8 @@ def choose_tiling(
         )
     # More states cost more traffic per span, more span costs more matrix work per token.
     if span is None:
-        span = 128 if terms <= 2 else 256
-    else:
-        span = max(64, power_of_two(span))
+        span = 64 if terms <= 2 else 128 if terms <= 4 else 256
+    span = max(64, power_of_two(span))
     wide = widest > 64
     return Tiling(
         span=span,

@@ -1,0 +1,46 @@
+"""Check part of the interpreter cases, with TRITON_INTERPRET=1: `... run_interpreter PART PARTS`.
+
+A process of its own, because Triton decides whether to interpret when it is imported, for all
+kernels of the process.
+"""
+
+import sys
+
+import torch
+
+from tests.ops.retention_triton.cases import (
+    INTERPRETER_CASES,
+    compiled_difference,
+    relative_errors,
+)
+from tests.ops.retention_triton.steps import STEP_CASES, step_errors
+
+BOUND = 2e-6
+
+
+def main(part: int, parts: int) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
+    found = {}
+    for seed, case in enumerate(INTERPRETER_CASES):
+        if seed % parts == part:
+            found[case.name] = relative_errors(case, torch.float32, "cpu", seed)
+    if part == parts - 1:
+        for case in STEP_CASES:
+            found[f"step {case.name}"] = step_errors(case, torch.float32, "cpu", 0)
+        found["torch.compile"] = {"gradient": compiled_difference("cpu")}
+    failed = {
+        f"{case}: {name}": error
+        for case, errors in found.items()
+        for name, error in errors.items()
+        if not error <= BOUND
+    }
+    for name, error in failed.items():
+        print(f"{name} off by {error:.1e}")
+    print(f"{len(found)} cases, {len(failed)} failures")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
