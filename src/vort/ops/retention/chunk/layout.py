@@ -26,9 +26,9 @@ BLOCK = 8
 # Shorter chunks than this spend more on their states than on their tokens.
 SHORTEST = 16
 
-# Elements of the largest temporary, a [rows, H, tokens, S, max(K, V)] tensor. It is built and
-# used up segment by segment; 2^20 floats stay in a CPU's cache, a GPU wants more work at once.
-WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 26}
+# Elements of a segment's largest temporaries together. They are built and used up segment by
+# segment: on a CPU they should stay in its cache, a GPU wants more work at once.
+WORKSPACE = {"cpu": 3 << 19, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class Plan:
         while chunk % (2 * SHORTEST) == 0 and chunk // 2 >= length / sequences:
             chunk //= 2
         chunks = length // chunk + sequences
-        width = max(1, rows * heads * chunk * write.shape[-1] * max(q.shape[3], v.shape[3]))
+        size = max(q.shape[3], v.shape[3])
+        # A position takes a row for each time scale, and a handful of others whatever S is.
+        width = max(1, rows * heads * chunk * (write.shape[-1] * size + 4 * max(size, chunk)))
         budget = WORKSPACE.get(q.device.type, WORKSPACE["cuda"])
         per_segment = min(max(1, budget // width), max(1, chunks))
         return Plan(chunk, per_segment, -(-chunks // per_segment))
