@@ -1,0 +1,332 @@
+"""A conversation with a model that never grows: feed, generate, branch, save, go on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+import vort
+from vort.models.cache_vort import VortCache
+from vort.models.configuration_vort import VortConfig
+from vort.models.modeling_vort import VortForCausalLM
+from vort.models.sampling import check_sampling, sample_token
+from vort.models.session_file import read_state, update_digest, write_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["VortSession"]
+
+# What a saved memory does not depend on: which tokens are special, and defaults of calls.
+_IRRELEVANT = {"pad_token_id", "bos_token_id", "eos_token_id", "use_cache"}
+_CONTEXT = 16  # tokens that the text of the next one may depend on
+_weights_digests: "WeakKeyDictionary[VortForCausalLM, tuple[Any, str]]" = WeakKeyDictionary()
+
+
+class VortSession:
+    """A model and the memory of all it has been fed, in space that does not grow.
+
+    The same calls give the same bits: after a crash, `VortSession.load` and the calls since the
+    last `save` lead to the very tokens of a run that was never interrupted.
+
+    Args:
+        model: a `VortForCausalLM` in evaluation mode.
+        tokenizer: needed to feed or stream text; token ids need none.
+        chunk_size: inputs are read in pieces of this many tokens, cut at multiples of it since
+            the start of the session. Memory while feeding grows with it, speed does too.
+        seed: of the random numbers that `generate` draws; they are part of the session.
+
+    >>> from vort.models import ByteTokenizer, VortConfig
+    >>> config = VortConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    >>> session = VortSession(VortForCausalLM(config).eval(), ByteTokenizer())
+    >>> session.feed("It was the best of times, ")
+    >>> len(list(session.generate(5, stop=())))
+    5
+    >>> session.tokens_seen
+    31
+    """
+
+    def __init__(
+        self,
+        model: VortForCausalLM,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        *,
+        chunk_size: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(model, VortForCausalLM):
+            raise TypeError(f"model must be a VortForCausalLM, got {type(model).__name__}")
+        if model.training:
+            raise ValueError("model must be in evaluation mode: call model.eval() first")
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.chunk_size = chunk_size
+        self.tokens_seen = 0
+        self._cache: VortCache = model.new_cache()
+        self._logits: Tensor | None = None
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @property
+    def logits(self) -> Tensor:
+        """What the model expects next: `[vocab_size]`, float32, on the CPU."""
+        if self._logits is None:
+            raise ValueError("nothing has been fed yet: call feed(prompt) first")
+        return self._logits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return self._cache.nbytes
+
+    def feed(self, tokens: str | Sequence[int] | Tensor, entity_mask: Tensor | None = None) -> None:
+        """Read a text or token ids into the memory.
+
+        Args:
+            tokens: a text (special tokens are not added), or `[T]` ids, or `[1, T]`.
+            entity_mask: `[T]`, 1 at tokens of a named entity, for models that use it. Take
+                `entity_indicator(..., causal=True)`, which a stream can go on with.
+        """
+        ids = self._as_ids(tokens)
+        if entity_mask is not None and entity_mask.numel() != len(ids):
+            raise ValueError(
+                f"entity_mask must have one entry for each of the {len(ids)} tokens, "
+                f"got {list(entity_mask.shape)}"
+            )
+        start = 0
+        while start < len(ids):
+            room = self.chunk_size - self.tokens_seen % self.chunk_size
+            piece = slice(start, start + room)
+            self._read(ids[piece], None if entity_mask is None else entity_mask.view(-1)[piece])
+            start += room
+
+    def generate(
+        self,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Collection[int] | None = None,
+    ) -> Iterator[int]:
+        """Tokens one by one; each is in the memory when it comes out, so one may save or stop.
+
+        Args:
+            max_new_tokens: how many at most.
+            temperature: 0 takes the likeliest; below 1 sharpens, above 1 flattens.
+            top_k: draw from the k likeliest alone.
+            top_p: draw from the fewest likeliest that hold this much probability.
+            seed: start the session's random numbers anew; None goes on with them.
+            stop: tokens after which to end; None: the model's end-of-text tokens.
+        """
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
+        check_sampling(temperature, top_k, top_p)
+        self.logits  # noqa: B018  # raises here, not at the first token
+        if seed is not None:
+            self._generator.manual_seed(seed)
+        ends = frozenset(_end_tokens(self.model.config) if stop is None else stop)
+        return self._generate(max_new_tokens, ends, temperature, top_k, top_p)
+
+    def stream(self, max_new_tokens: int, **settings: Any) -> Iterator[str]:
+        """Text piece by piece, as `generate` makes it; needs a tokenizer.
+
+        A letter whose bytes are not all there yet is held back. End-of-text tokens are not shown.
+        """
+        tokenizer = self._need_tokenizer()
+        tokens = self.generate(max_new_tokens, **settings)
+        return _as_text(tokens, tokenizer)
+
+    def branch(self) -> "VortSession":
+        """An independent copy, random numbers included; the model is shared."""
+        copy = VortSession(self.model, self.tokenizer, chunk_size=self.chunk_size)
+        copy.tokens_seen = self.tokens_seen
+        copy._logits = self._logits
+        copy._generator.set_state(self._generator.get_state())
+        for mine, its in zip(self._cache.layers, copy._cache.layers, strict=True):
+            its.store({name: x.clone() for name, x in mine.state.items()}, mine.positions)
+        return copy
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the session to one safetensors file, whole or not at all."""
+        tensors = {"generator": self._generator.get_state()}
+        if self._logits is not None:
+            tensors["logits"] = self._logits
+        for index, layer in enumerate(self._cache.layers):
+            tensors |= {f"layers.{index}.{name}": x for name, x in layer.state.items()}
+        about = {
+            "vort": vort.__version__,
+            "torch": torch.__version__,
+            "config": _config_digest(self.model),
+            "weights": _weights_digest(self.model),
+            "tokens_seen": self.tokens_seen,
+            "chunk_size": self.chunk_size,
+        }
+        write_state(Path(path), tensors, about)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: VortForCausalLM,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+    ) -> "VortSession":
+        """A saved session, to go on where it was; `model` must be the one that made it."""
+        tensors, about = read_state(Path(path))
+        _check_origin(Path(path), about, model)
+        session = cls(model, tokenizer, chunk_size=about["chunk_size"])
+        session.tokens_seen = about["tokens_seen"]
+        session._generator.set_state(tensors.pop("generator"))
+        session._logits = tensors.pop("logits", None)
+        states: list[dict[str, Tensor]] = [{} for _ in session._cache.layers]
+        for key, x in tensors.items():
+            _, layer, name = key.split(".", 2)
+            states[int(layer)][name] = x.to(model.device)
+        for index, state in enumerate(states):
+            if state:
+                session._cache.store_state(index, state, session.tokens_seen)
+        return session
+
+    def _as_ids(self, tokens: str | Sequence[int] | Tensor) -> Tensor:
+        if isinstance(tokens, str):
+            tokens = self._need_tokenizer()(tokens, add_special_tokens=False)["input_ids"]
+        ids = torch.as_tensor(tokens, dtype=torch.long, device="cpu")
+        if ids.ndim == 2 and len(ids) == 1:
+            ids = ids[0]
+        if ids.ndim != 1:
+            raise ValueError(f"tokens must have shape [T] or [1, T], got {list(ids.shape)}")
+        size = self.model.config.vocab_size
+        wrong = torch.nonzero((ids < 0) | (ids >= size))
+        if len(wrong):
+            index = int(wrong[0])
+            raise ValueError(f"tokens must lie in 0..{size - 1}, got {int(ids[index])} at {index}")
+        return ids
+
+    @torch.no_grad()
+    def _read(self, ids: Tensor, entity_mask: Tensor | None) -> None:
+        """Feed one piece. If anything goes wrong on the way, the session is as it was before."""
+        layers = self._cache.layers
+        former = self._logits, self.tokens_seen, [(x.state, x.positions) for x in layers]
+        device = self.model.device
+        try:
+            found = self.model(
+                input_ids=ids[None].to(device),
+                past_key_values=self._cache,
+                use_cache=True,
+                entity_mask=None if entity_mask is None else entity_mask[None].to(device),
+                logits_to_keep=1,
+                return_dict=True,
+            )
+            if len(ids) > 1:
+                # States may be views of all that the piece needed; keep what is theirs alone.
+                for layer in layers:
+                    layer.change(torch.Tensor.clone)
+            self._logits = found.logits[0, -1].float().cpu()
+            self.tokens_seen += len(ids)
+        except BaseException:  # an interrupt by the user too
+            self._logits, self.tokens_seen, states = former
+            for layer, (state, positions) in zip(layers, states, strict=True):
+                layer.state, layer.positions = state, positions
+                layer.is_initialized = bool(state)
+            raise
+
+    def _generate(
+        self,
+        max_new_tokens: int,
+        ends: frozenset[int],
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+    ) -> Iterator[int]:
+        for _ in range(max_new_tokens):
+            drawn_before = self._generator.get_state()
+            token = sample_token(self.logits, self._generator, temperature, top_k, top_p)
+            try:
+                self._read(torch.tensor([token]), None)
+            except BaseException:
+                self._generator.set_state(drawn_before)
+                raise
+            yield token
+            if token in ends:
+                return
+
+    def _need_tokenizer(self) -> "PreTrainedTokenizerBase":
+        if self.tokenizer is None:
+            raise ValueError(
+                "text needs a tokenizer, and this session has none: "
+                "VortSession(model, tokenizer), or feed token ids"
+            )
+        return self.tokenizer
+
+
+def _end_tokens(config: VortConfig) -> tuple[int, ...]:
+    end = config.eos_token_id
+    return () if end is None else (end,) if isinstance(end, int) else tuple(end)
+
+
+def _as_text(tokens: Iterator[int], tokenizer: "PreTrainedTokenizerBase") -> Iterator[str]:
+    """Text as soon as it is certain: the bytes of an unfinished letter end in U+FFFD and wait.
+
+    Tokens are decoded after those before them: alone, one may lose the space that it begins with.
+    """
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    context: list[int] = []
+    window: list[int] = []
+    text, shown = "", 0
+    for token in tokens:
+        window.append(token)
+        text = decode(context + window)
+        certain = len(text) - text.endswith("\ufffd")
+        if certain > shown:
+            yield text[shown:certain]
+            shown = certain
+        if shown == len(text):
+            context, window = window[-_CONTEXT:], []
+            text = decode(context)
+            shown = len(text)
+    if shown < len(text):
+        yield text[shown:]
+
+
+def _config_digest(model: VortForCausalLM) -> str:
+    names = [name for name in VortConfig.__annotations__ if name not in _IRRELEVANT]
+    settings = {name: getattr(model.config, name) for name in names}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def _weights_digest(model: VortForCausalLM) -> str:
+    """Digest of all weights, computed again only if one was written to since."""
+    weights = model.state_dict()
+    stamp = tuple((x.data_ptr(), x.dtype, x._version) for x in weights.values())
+    known = _weights_digests.get(model)
+    if known is None or known[0] != stamp:
+        digest = hashlib.sha256()
+        update_digest(digest, weights)
+        known = _weights_digests[model] = (stamp, digest.hexdigest())
+    return known[1]
+
+
+def _check_origin(path: Path, about: dict[str, Any], model: VortForCausalLM) -> None:
+    """Raise unless this version and this model can go on with the state."""
+    made_by, here = (version.split(".")[:2] for version in (about["vort"], vort.__version__))
+    if made_by != here:
+        raise ValueError(
+            f"{path} was saved by vort {about['vort']}, and this is vort {vort.__version__}: "
+            "states are exchanged within one minor version only"
+        )
+    for part, digest in (("config", _config_digest), ("weights", _weights_digest)):
+        if about[part] != digest(model):
+            raise ValueError(
+                f"{path} belongs to another model: its {part} differs from the given model's"
+            )
