@@ -1,0 +1,127 @@
+"""Every knob of a training run."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+__all__ = ["TrainingConfig"]
+
+# How a run is shown and fed; what comes out of it does not depend on these.
+_APPEARANCE = {"log", "log_every", "progress", "workers", "checkpoint_every", "keep_checkpoints"}
+
+_AT_LEAST_ONE = (
+    *("steps", "epochs", "batch_size", "accumulation", "log_every", "evaluate_every"),
+    *("evaluation_sequences", "evaluation_batch_size", "checkpoint_every", "keep_checkpoints"),
+)
+_AT_LEAST_ZERO = ("seed", "workers", "test_sequences", "weight_decay", "eps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Settings of `train`; the same for every model that is to be compared.
+
+    Args:
+        steps: optimiser steps; give this or epochs.
+        epochs: passes over the training split, where that has an end.
+        batch_size: sequences of one step, over all processes and accumulated pieces.
+        accumulation: pieces that a batch is split into, one after another, to save memory.
+        learning_rate: the highest, after warm-up.
+        final_fraction: learning rate at the end, as a share of the highest.
+        warmup: share of the steps in which the learning rate rises.
+        weight_decay: of matrices; norms, biases, gates and routers have none.
+        betas: of AdamW.
+        eps: of AdamW.
+        clip_norm: largest norm of the gradient; None: no limit.
+        precision: "auto" (bf16 on a GPU that has it, else float32), "bf16" or "float32".
+        seed: of the order of sequences and of dropout.
+        evaluate_every: steps between looks at the validation split; None: at the end alone.
+        evaluation_sequences: sequences in such a look, and the most that the last one takes of the
+            validation split; None: all.
+        test_sequences: sequences of the test split to score at the end; None: all; 0: none.
+        evaluation_batch_size: sequences at a time there; None: as many as a piece of a batch.
+        checkpoint_every: steps between checkpoints; None: at the end alone.
+        keep_checkpoints: how many to keep.
+        log: "tensorboard" or "wandb", through Accelerate; None: neither.
+        log_every: steps between records of loss, and between checks that it is finite.
+        progress: show a bar.
+        workers: processes that draw sequences; 0: none but this one.
+
+    >>> TrainingConfig(steps=100, batch_size=8).learning_rate
+    0.0003
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int = 32
+    accumulation: int = 1
+    learning_rate: float = 3e-4
+    final_fraction: float = 0.1
+    warmup: float = 0.05
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    clip_norm: float | None = 1.0
+    precision: Literal["auto", "bf16", "float32"] = "auto"
+    seed: int = 0
+    evaluate_every: int | None = None
+    evaluation_sequences: int | None = 100
+    test_sequences: int | None = None
+    evaluation_batch_size: int | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 1
+    log: Literal["tensorboard", "wandb"] | None = None
+    log_every: int = 10
+    progress: bool = True
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(
+                f"give exactly one of steps and epochs, got steps={self.steps} and "
+                f"epochs={self.epochs}"
+            )
+        self._check_counts()
+        for name, low, high in (("final_fraction", 0, 1), ("warmup", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must lie in [{low}, {high}], got {getattr(self, name)}")
+        for name in ("learning_rate", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        for name, allowed in (
+            ("precision", ("auto", "bf16", "float32")),
+            ("log", (None, "tensorboard", "wandb")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+
+    def _check_counts(self) -> None:
+        for name in _AT_LEAST_ONE + _AT_LEAST_ZERO:
+            value, least = getattr(self, name), int(name in _AT_LEAST_ONE)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.batch_size % self.accumulation:
+            raise ValueError(
+                f"accumulation must divide batch_size = {self.batch_size}, got {self.accumulation}"
+            )
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> "TrainingConfig":
+        """A config from JSON or a command line; unknown keys are an error."""
+        known = [field.name for field in fields(cls)]
+        for key in settings:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+                raise TypeError(f"TrainingConfig has no setting {key!r}; {hint}")
+        return cls(**settings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting, ready for JSON."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+    def outcome(self) -> dict[str, Any]:
+        """The settings that decide what comes out: a run is resumed with the same ones only."""
+        return {key: value for key, value in self.to_dict().items() if key not in _APPEARANCE}

@@ -1,0 +1,96 @@
+"""Scores by bucket, and what several seeds say together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["BucketMeter", "Interval", "Metrics", "interval"]
+
+# Bucket -> accuracy, bits (per label: per character in ASCII text) and count.
+Metrics = dict[str, dict[str, float]]
+
+
+class BucketMeter:
+    """Accuracy and bits for each label, summed up by bucket.
+
+    >>> meter = BucketMeter(("near", "far"))
+    >>> logits = torch.tensor([[9.0, 0.0], [9.0, 0.0], [0.0, 9.0]])
+    >>> meter.add(logits, torch.tensor([0, 1, 1]), torch.tensor([0, 1, 1]))
+    >>> {name: values["accuracy"] for name, values in meter.metrics().items()}
+    {'near': 1.0, 'far': 0.5, 'all': 0.6666666666666666}
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device | str = "cpu") -> None:
+        self.names = tuple(names)
+        # Columns: labels, right answers, nats.
+        self.sums = torch.zeros(len(names), 3, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, targets: Tensor, buckets: Tensor) -> None:
+        """Take in logits `[N, C]` with their labels and buckets `[N]`."""
+        nats = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+        right = logits.argmax(-1) == targets
+        columns = torch.stack([torch.ones_like(nats), right.to(nats.dtype), nats], 1)
+        # A product with an indicator, not index_add: its sums come in a fixed order on a GPU too.
+        member = buckets == torch.arange(len(self.names), device=buckets.device)[:, None]
+        self.sums += member.double() @ columns.double()
+
+    def metrics(self) -> Metrics:
+        """For each bucket, and for "all": accuracy, bits and count; nothing for empty buckets."""
+        rows = [*zip(self.names, self.sums.tolist(), strict=True)]
+        if self.names != ("all",):
+            rows.append(("all", self.sums.sum(0).tolist()))
+        return {
+            name: {"accuracy": right / count, "bits": nats / count / log(2), "count": count}
+            for name, (count, right, nats) in rows
+            if count
+        }
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds and half the width of its confidence interval (NaN for one seed)."""
+
+    mean: float
+    half: float
+    count: int
+
+    @property
+    def low(self) -> float:
+        """Lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return self.mean + self.half
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON: no NaN in it."""
+        half = None if self.count < 2 else self.half
+        return {"mean": self.mean, "half": half, "count": self.count}
+
+
+def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Mean of independent runs with its interval from Student's t distribution.
+
+    >>> found = interval([1.0, 2.0, 3.0])
+    >>> found.mean, round(found.half, 3)
+    (2.0, 2.484)
+    """
+    if not values:
+        raise ValueError("values must hold at least one number, got none")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie in (0, 1), got {confidence}")
+    count = len(values)
+    if count == 1:
+        return Interval(float(values[0]), float("nan"), 1)
+    from scipy.stats import t
+
+    factor = float(t.ppf((1 + confidence) / 2, count - 1))
+    return Interval(fmean(values), factor * stdev(values) / sqrt(count), count)

@@ -1,0 +1,58 @@
+"""Accelerate for a config, and how long a run is."""
+
+from importlib.util import find_spec
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vort.tasks import Task
+from vort.training.config import TrainingConfig
+
+__all__ = ["make_accelerator", "total_steps"]
+
+
+def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
+    """An `Accelerator` with the precision and trackers of a config, random numbers seeded."""
+    from accelerate import Accelerator  # type: ignore[import-untyped, unused-ignore]
+    from accelerate.state import AcceleratorState  # type: ignore[import-untyped, unused-ignore]
+    from accelerate.utils import set_seed  # type: ignore[import-untyped, unused-ignore]
+
+    if config.log is not None and find_spec(config.log) is None:
+        raise ImportError(f"log={config.log!r} needs the package {config.log}: pip install it")
+    if config.log is not None and directory is None:
+        raise ValueError(f"log={config.log!r} needs a directory to write to, got None")
+    bf16 = config.precision == "bf16" or (
+        config.precision == "auto"
+        and torch.cuda.is_available()
+        and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+    # Accelerate keeps the precision of the first run of a process and refuses another.
+    AcceleratorState._reset_state()
+    accelerator = Accelerator(
+        mixed_precision="bf16" if bf16 else "no",
+        gradient_accumulation_steps=config.accumulation,
+        log_with=config.log,
+        project_dir=directory,
+    )
+    set_seed(config.seed)
+    return accelerator
+
+
+def total_steps(task: Task, config: TrainingConfig, processes: int) -> int:
+    """Optimiser steps of a run."""
+    if config.batch_size % (config.accumulation * processes):
+        raise ValueError(
+            f"batch_size must be a multiple of accumulation times processes = "
+            f"{config.accumulation * processes}, got {config.batch_size}"
+        )
+    if config.steps is not None:
+        return config.steps
+    size = task.size("train")
+    if size is None or config.epochs is None:
+        raise ValueError(
+            f"steps must be given: the training split of task {task.name!r} has no end, so epochs "
+            f"= {config.epochs} says nothing"
+        )
+    return ceil(size * config.epochs / config.batch_size)
