@@ -31,9 +31,9 @@ class LinearProbe:
         causal: the weights are for features of the word and what precedes it alone.
         metadata: where the weights come from.
 
-    >>> text = "It was Anne who wrote to Captain Wentworth."
+    >>> text = "They saw Anne and Captain Wentworth in Bath."
     >>> [text[a:b] for a, b in LinearProbe.pretrained().probe(text)]
-    ['Anne', 'Captain Wentworth']
+    ['Anne', 'Captain Wentworth', 'Bath']
     """
 
     def __init__(

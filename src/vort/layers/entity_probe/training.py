@@ -86,7 +86,7 @@ def _labels(novel: Novel, words: Words) -> NDArray[np.float64]:
     for (start, end), is_name in zip(novel.spans, novel.names, strict=True):
         named[start + 1 : end + 1] = is_name
     before = np.cumsum(named)
-    spans = np.array([words.spans[i] for i in words.capitalised]).reshape(-1, 2)
+    spans = np.array([words.spans[i] for i in words.capitalised], dtype=np.int64).reshape(-1, 2)
     inside: NDArray[np.float64] = (before[spans[:, 1]] > before[spans[:, 0]]).astype(np.float64)
     return inside
 
