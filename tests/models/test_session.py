@@ -20,6 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import vort
+from vort.baselines import MEMORIES
 from vort.commands.generate import generate
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
 from vort.models.sampling import sample_token
@@ -39,8 +40,8 @@ def _one_thread() -> Iterator[None]:
 def make_model(seed: int = 0, **changes: Any) -> VortForCausalLM:
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"sliding_window": 16, "feature_map": "hedgehog"}
-    config = VortConfig(**{**sizes, "initializer_range": 0.1, **changes})
+    sizes |= {"sliding_window": 16, "initializer_range": 0.1}
+    config = VortConfig(**{**sizes, **changes})
     return VortForCausalLM(config).eval()
 
 
@@ -110,6 +111,23 @@ def test_a_loaded_session_goes_on_to_the_bit(
     loaded.feed(PROMPT)
     session.feed(PROMPT)
     assert torch.equal(loaded.logits, session.logits)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_every_memory_and_half_precision_can_be_saved(memory: str, tmp_path: Path) -> None:
+    model = make_model(memory=memory).to(torch.bfloat16)
+    session = started(model)
+    session.save(tmp_path / "state")
+    loaded = VortSession.load(tmp_path / "state", model)
+    assert list(loaded.generate(8)) == list(session.generate(8))
+    assert torch.equal(loaded.logits, session.logits)
+
+
+def test_a_model_made_in_inference_mode_will_do(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        model = make_model()
+    started(model).save(tmp_path / "state")
+    assert VortSession.load(tmp_path / "state", make_model()).tokens_seen == len(PROMPT)
 
 
 def test_a_session_that_was_fed_nothing_can_be_saved(

@@ -308,9 +308,11 @@ def _config_digest(model: VortForCausalLM) -> str:
 def _weights_digest(model: VortForCausalLM) -> str:
     """Digest of all weights, computed again only if one was written to since."""
     weights = model.state_dict()
-    stamp = tuple((x.data_ptr(), x.dtype, x._version) for x in weights.values())
+    # Tensors made in inference mode do not count how often they are written to.
+    counted = not any(x.is_inference() for x in weights.values())
+    stamp = [(x.data_ptr(), x.dtype, x._version) for x in weights.values()] if counted else None
     known = _weights_digests.get(model)
-    if known is None or known[0] != stamp:
+    if known is None or stamp is None or known[0] != stamp:
         digest = hashlib.sha256()
         update_digest(digest, weights)
         known = _weights_digests[model] = (stamp, digest.hexdigest())
