@@ -51,7 +51,7 @@ class MemorySettings:
     use_entity: bool = False
     write_gate: bool = True
     read_weights: bool = True
-    features: str = "hedgehog"
+    features: str = "favor"
     num_features: int | None = None
     normalizer: Normalizer = "decayed"
     include_self: bool = True

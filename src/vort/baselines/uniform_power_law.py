@@ -1,5 +1,6 @@
 """Uniform power law: one learned order that all tokens and heads share."""
 
+import math
 from typing import Any
 
 import torch
@@ -64,8 +65,7 @@ class UniformPowerLawMemory(RetentionMemory):
     def reset_parameters(self) -> None:
         """The order starts at `start`."""
         low = self.basis.order_min
-        share = torch.tensor((self.start - low) / (1 - low))
-        nn.init.constant_(self.order_logit, float(torch.logit(share)))
+        nn.init.constant_(self.order_logit, math.log((self.start - low) / (1 - self.start)))
 
     @property
     def terms(self) -> int:

@@ -177,12 +177,16 @@ class Router(nn.Module):
             self.basis = _fit(horizon, self.rule_terms, tolerance, self.order_min)
             self._log_decay = self.basis.log_decay
             return
-        terms = 8 if self.rule_terms is None else self.rule_terms
-        # The write weights of a token that sits exactly on each bank: row k is bank k's rule.
+        # Constants, so not on the meta device where Hugging Face builds a model to be loaded.
+        with torch.device("cpu"):
+            self._fill_banks(8 if self.rule_terms is None else self.rule_terms)
+
+    def _fill_banks(self, terms: int) -> None:
+        """What a token that sits exactly on a bank writes: row k of the table is bank k's rule."""
         count = torch.arange(1, self.banks + 1, dtype=torch.float64)
         orders = self.order_min + (1 - self.order_min) * count / self.banks
         table, decay = paper_banks(
-            orders.view(1, -1, 1), self.banks, terms, horizon, lowest=self.order_min
+            orders.view(1, -1, 1), self.banks, terms, self.horizon, lowest=self.order_min
         )
         self._bank_orders, self._bank_table = orders.float(), table[0, :, 0].float()
         self._log_decay = decay.float()

@@ -39,6 +39,8 @@ class VortAttention(nn.Module):
         window: positions that local attention sees, the current one included; 0: no local part.
         rope_base: base of RoPE in the local part; None: no RoPE.
         conv_size: positions of the short convolution after the projections; 0: none.
+        qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
+            step on, where products of small vectors are all alike, and cannot run away later.
         output_norm: RMS norm of each head before the output projection.
         output_gate: multiply heads by silu of a further projection of the hidden states.
         bias: biases in the projections.
@@ -70,6 +72,7 @@ class VortAttention(nn.Module):
         window: int = 128,
         rope_base: float | None = 10000.0,
         conv_size: int = 4,
+        qk_norm: bool = True,
         output_norm: bool = True,
         output_gate: bool = False,
         bias: bool = False,
@@ -99,6 +102,8 @@ class VortAttention(nn.Module):
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias)
         channels = (num_heads + 2 * kv_heads) * head_dim
         self.convolution = ShortConvolution(channels, conv_size) if conv_size else None
+        self.q_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.k_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.norm = nn.RMSNorm(head_dim, eps=norm_eps) if output_norm else None
         gate_size = num_heads * head_dim
         self.g_proj = nn.Linear(hidden_size, gate_size, bias=bias) if output_gate else None
@@ -143,6 +148,7 @@ class VortAttention(nn.Module):
             "write_gate": False,
             "read_weights": False,
             "conv_size": 0,
+            "qk_norm": False,
             "output_norm": False,
             "output_gate": False,
         }
@@ -213,8 +219,7 @@ class VortAttention(nn.Module):
 
         def back(x: Tensor) -> Tensor:
             x = x if padding is None else padding.restore(x)
-            # What padding holds is never read; zero keeps it from growing over the layers.
-            return x[mask.bool()].unsqueeze(0) if stateful and mask is not None else x
+            return x[mask].unsqueeze(0) if stateful and mask is not None else x
 
         output = back(output)
         if not output_orders:
@@ -262,6 +267,8 @@ class VortAttention(nn.Module):
                 after["conv"] = state
             parts = list(joined.split(sizes, -1))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         return q, k, v
 
     def _attend(

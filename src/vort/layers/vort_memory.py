@@ -17,7 +17,7 @@ class VortMemory(RetentionMemory):
     >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
     >>> result = memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v), output_state=True)
     >>> result.output.shape, result.order.shape, result.state["G"].shape
-    (torch.Size([1, 5, 2, 8]), torch.Size([1, 5, 2]), torch.Size([1, 2, 8, 16, 8]))
+    (torch.Size([1, 5, 2, 8]), torch.Size([1, 5, 2]), torch.Size([1, 2, 8, 8, 8]))
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class VortConfig(PreTrainedConfig):
         num_terms: exponentials in the basis, or in each bank.
         num_banks: banks, where routing="banks".
         order_min: lowest order.
-        feature_map: "hedgehog", "favor", "elu", "relu", "taylor" or "identity".
+        feature_map: "favor", "hedgehog", "elu", "relu", "taylor" or "identity".
         num_features: features of a head, where the map leaves them free.
         normalizer: "decayed", "undecayed" or "none".
         include_self: whether a token may read what it writes itself.
@@ -69,6 +69,7 @@ class VortConfig(PreTrainedConfig):
         write_gate: tokens scale what they write.
         read_weights: queries weigh the time scales.
         conv_size: positions of the short convolution on q, k, v; 0: none.
+        qk_norm: RMS norm of each head's queries and keys.
         output_norm: RMS norm of each head before the output projection.
         output_gate: a gate on each head's output.
         mixture_components: rates of memory="mixture".
@@ -107,7 +108,7 @@ class VortConfig(PreTrainedConfig):
     num_terms: int = 8
     num_banks: int = 10
     order_min: float = 0.05
-    feature_map: str = "hedgehog"
+    feature_map: str = "favor"
     num_features: int | None = None
     normalizer: str = "decayed"
     include_self: bool = True
@@ -116,6 +117,7 @@ class VortConfig(PreTrainedConfig):
     write_gate: bool = True
     read_weights: bool = True
     conv_size: int = 4
+    qk_norm: bool = True
     output_norm: bool = True
     output_gate: bool = False
     mixture_components: int = 5
@@ -172,6 +174,7 @@ class VortConfig(PreTrainedConfig):
             "write_gate": False,
             "read_weights": False,
             "conv_size": 0,
+            "qk_norm": False,
             "output_norm": False,
             "output_gate": False,
         }

@@ -68,6 +68,7 @@ class VortBlock(GradientCheckpointingLayer):
             window=config.sliding_window,
             rope_base=config.rope_theta,
             conv_size=config.conv_size,
+            qk_norm=config.qk_norm,
             output_norm=config.output_norm,
             output_gate=config.output_gate,
             bias=config.attention_bias,
