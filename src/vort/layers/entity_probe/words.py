@@ -1,7 +1,7 @@
 """Text split into words, each with what precedes it: the view that every built-in probe shares."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -101,7 +101,7 @@ class Words:
         return not gap or (gap == "." and self.lowered[index - 1] in HONORIFICS)
 
 
-def join_neighbours(words: Words, chosen: Iterator[int] | list[int]) -> list[tuple[int, int]]:
+def join_neighbours(words: Words, chosen: Iterable[int]) -> list[tuple[int, int]]:
     """Spans of the chosen words, in which words of one name ("New York") make one span."""
     spans: list[tuple[int, int]] = []
     last = -2
