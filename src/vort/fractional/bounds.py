@@ -55,7 +55,9 @@ def bank_orders(banks: int, order_min: float) -> Array:
     """The paper's bank orders δ + (1 - δ) k / K for k = 1 ... K: spacing (1 - δ)/K (E10)."""
     banks = check_at_least(banks, 1, "banks")
     order_min = check_open_unit(order_min, "order_min")
-    return np.asarray(order_min + (1 - order_min) * np.arange(1, banks + 1) / banks)
+    orders = np.asarray(order_min + (1 - order_min) * np.arange(1, banks + 1) / banks)
+    orders[-1] = 1.0  # a case of its own, which rounding must not miss
+    return orders
 
 
 def quantisation_bound_for_banks(banks: int, order_min: float, lag: ArrayLike) -> Array:

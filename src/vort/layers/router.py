@@ -186,7 +186,7 @@ class Router(nn.Module):
         count = torch.arange(1, self.banks + 1, dtype=torch.float64)
         orders = self.order_min + (1 - self.order_min) * count / self.banks
         table, decay = paper_banks(
-            orders.view(1, -1, 1), self.banks, terms, self.horizon, lowest=self.order_min
+            orders.view(1, -1, 1), self.banks, terms, self.horizon, order_min=self.order_min
         )
         self._bank_orders, self._bank_table = orders.float(), table[0, :, 0].float()
         self._log_decay = decay.float()

@@ -1,4 +1,8 @@
-"""Tensor programs: pure functions over tensors, one folder for each op."""
+"""Tensor programs: pure functions over tensors, one folder for each op.
+
+Here `retention` is the function; its folder's files are reached as
+`from vort.ops.retention import ...`.
+"""
 
 from vort.ops.feature_maps import FeatureMap, feature_map
 from vort.ops.local_attention import (
@@ -10,6 +14,7 @@ from vort.ops.local_attention import (
 )
 from vort.ops.retention import (
     RetentionState,
+    empty_state,
     exact_retention_with_kernel,
     explain_backend,
     paper_banks,
@@ -23,6 +28,7 @@ __all__ = [
     "LocalAttentionCache",
     "RetentionState",
     "apply_rope",
+    "empty_state",
     "exact_retention_with_kernel",
     "explain_backend",
     "feature_map",

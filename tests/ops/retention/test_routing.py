@@ -7,7 +7,7 @@ from vort.fractional import PowerLawBasis
 from vort.fractional.gl import gl_weights
 from vort.ops.retention import paper_banks, retention, shared_basis
 
-BANKS = {"banks": 4, "terms": 24, "horizon": 200, "lowest": 0.2}
+BANKS = {"banks": 4, "terms": 24, "horizon": 200, "order_min": 0.2}
 ORDERS = [0.4, 0.6, 0.8, 1.0]
 
 
@@ -68,7 +68,7 @@ def test_orders_learn_through_the_op(routing: str) -> None:
 
 
 def test_banks_say_what_they_allow() -> None:
-    with pytest.raises(ValueError, match="banks must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="banks must be a whole number >= 1, got 0"):
         paper_banks(torch.ones(1, 1, 1), 0, 4, 100)
-    with pytest.raises(ValueError, match=r"lowest must lie in \[0, 1\), got 1.5"):
-        paper_banks(torch.ones(1, 1, 1), 4, 4, 100, lowest=1.5)
+    with pytest.raises(ValueError, match=r"order_min must lie in \(0, 1\), got 1.5"):
+        paper_banks(torch.ones(1, 1, 1), 4, 4, 100, order_min=1.5)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vort.ops.retention.normalizer import normalize
+from vort.ops.retention.normalizer import DEFAULT_EPS, normalize
 from vort.ops.retention.state import RetentionState, compute_dtype, starting_state
 from vort.ops.retention.varlen import each_sequence
 
@@ -28,7 +28,7 @@ def retention_exact(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
 ) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, summed pair by pair as in eq. keyed-retrieval.
 
@@ -69,7 +69,7 @@ def exact_retention_with_kernel(
     *,
     normalizer: str = "decayed",
     include_self: bool = True,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
 ) -> Tensor:
     """Retrieval with any memory kernel in place of the exponentials: `[B, T, H, V]`.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vort.ops.retention.checks import check_inputs
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.exact import retention_exact
-from vort.ops.retention.normalizer import Normalizer
+from vort.ops.retention.normalizer import DEFAULT_EPS, Normalizer
 from vort.ops.retention.recurrent import retention_recurrent
 from vort.ops.retention.state import RetentionState
 
@@ -42,7 +42,7 @@ def retention(
     cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
     chunk_size: int = 64,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
 ) -> tuple[Tensor, RetentionState | None]:
     """Values retrieved from a memory of S time scales `[B, T, H, V]`, and its state if asked for.
 
@@ -66,7 +66,8 @@ def retention(
         backend: "auto" asks `explain_backend`; "exact" is quadratic, "recurrent" goes token by
             token, "chunk" is the parallel form, "triton" its GPU kernels.
         chunk_size: tokens in a chunk, for "chunk" and "triton".
-        eps: eps_0 of eq. keyed-retrieval.
+        eps: eps_0 of eq. keyed-retrieval; take about 1e-6 for features of either sign, whose
+            normaliser can come near zero.
 
     Sums and states are float32, float64 for float64 inputs, whatever autocast says. Gradients flow
     to every tensor argument and to the initial state.

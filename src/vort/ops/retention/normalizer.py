@@ -4,10 +4,14 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-__all__ = ["NORMALIZERS", "Normalizer", "normalize"]
+__all__ = ["DEFAULT_EPS", "NORMALIZERS", "Normalizer", "normalize"]
 
 Normalizer = Literal["decayed", "undecayed", "none"]
 NORMALIZERS: tuple[str, ...] = get_args(Normalizer)
+
+# Products of FAVOR+ features fall to 1e-14 at ordinary lengths, and power-law weights take them
+# further down: a customary 1e-6 would erase the answer. float32 holds 1e-20 with room to spare.
+DEFAULT_EPS = 1e-20
 
 
 def normalize(numerator: Tensor, denominator: Tensor | None, eps: float) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vort.ops.retention.normalizer import normalize
+from vort.ops.retention.normalizer import DEFAULT_EPS, normalize
 from vort.ops.retention.state import RetentionState, compute_dtype, starting_state
 from vort.ops.retention.varlen import each_sequence
 
@@ -21,7 +21,7 @@ def retention_step(
     read_t: Tensor | None = None,
     normalizer: str = "decayed",
     include_self: bool = True,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
     inplace: bool = False,
 ) -> tuple[Tensor, RetentionState]:
     """The output at one token `[B, H, V]` and the state after it (eq. G-rec, retrieval-final).
@@ -98,7 +98,7 @@ def retention_recurrent(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
 ) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, by `retention_step` at every token.
 

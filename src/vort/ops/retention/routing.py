@@ -1,9 +1,14 @@
 """From a token's order to what it writes: the shared-rate basis, or the paper's banks."""
 
+from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from vort.fractional.bounds import bank_orders
+from vort.fractional.quadrature import legendre_soe
 
 __all__ = ["Basis", "paper_banks", "shared_basis"]
 
@@ -39,12 +44,12 @@ def paper_banks(
     terms: int,
     horizon: int,
     *,
-    lowest: float = 0.05,
+    order_min: float = 0.05,
     tolerance: float = 1e-3,
 ) -> tuple[Tensor, Tensor]:
     """write `[B, T, H, S']` and log_decay `[S']` for the paper's routing (eq. bank-update).
 
-    Bank k of K has the fixed order `lowest + (1 - lowest) k / K` and its own sum of exponentials
+    Bank k of K has the fixed order `order_min + (1 - order_min) k / K` and its own sum of exponentials
     (theorem soe, as corrected in `vort.fractional.quadrature`) of `terms` terms; a token writes to
     the nearest bank alone. S' = (K - 1) terms + 1: the bank of order 1 needs one term only.
 
@@ -57,21 +62,23 @@ def paper_banks(
     >>> write.shape, int((write[0, 0, 0] != 0).sum())
     (torch.Size([1, 5, 2, 19]), 6)
     """
-    from vort.fractional.quadrature import legendre_soe
+    orders, sizes, weights, rates = _bank_rules(banks, terms, horizon, order_min, tolerance)
+    choice = _nearest_bank(order, orders.to(order))
+    repeated = choice.repeat_interleave(sizes.to(order.device), -1)
+    return repeated * weights.to(choice), -rates.to(choice)
 
-    if banks < 1:
-        raise ValueError(f"banks must be at least 1, got {banks}")
-    if not 0 <= lowest < 1:
-        raise ValueError(f"lowest must lie in [0, 1), got {lowest}")
-    orders = [lowest + (1 - lowest) * (index + 1) / banks for index in range(banks)]
-    # The sum above reaches 1 only up to rounding, and order 1 is a case of its own.
-    orders[-1] = 1.0
-    rules = [legendre_soe(value, terms, horizon, tolerance) for value in orders]
-    choice = _nearest_bank(order, torch.tensor(orders, dtype=order.dtype, device=order.device))
-    sizes = torch.tensor([len(rule.rates) for rule in rules], device=order.device)
-    weights = torch.cat([torch.as_tensor(rule.weights) for rule in rules]).to(choice)
-    rates = torch.cat([torch.as_tensor(rule.rates) for rule in rules]).to(choice)
-    return choice.repeat_interleave(sizes, -1) * weights, -rates
+
+@lru_cache(maxsize=32)
+def _bank_rules(
+    banks: int, terms: int, horizon: int, order_min: float, tolerance: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Bank orders [K], terms in each [K], and all weights and rates [S'] one after another."""
+    orders = bank_orders(banks, order_min)
+    rules = [legendre_soe(float(order), terms, horizon, tolerance) for order in orders]
+    weights = np.concatenate([rule.weights for rule in rules])
+    rates = np.concatenate([rule.rates for rule in rules])
+    sizes = torch.tensor([rule.terms for rule in rules])
+    return torch.from_numpy(orders), sizes, torch.from_numpy(weights), torch.from_numpy(rates)
 
 
 def _nearest_bank(order: Tensor, banks: Tensor) -> Tensor:

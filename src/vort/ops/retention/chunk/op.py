@@ -9,6 +9,7 @@ from vort.ops.retention.chunk.backward import run_backward
 from vort.ops.retention.chunk.forward import run_forward
 from vort.ops.retention.chunk.layout import SHORTEST, Plan
 from vort.ops.retention.chunk.problem import Problem
+from vort.ops.retention.normalizer import DEFAULT_EPS
 from vort.ops.retention.state import RetentionState, compute_dtype, state_terms
 
 __all__ = ["retention_chunk"]
@@ -28,7 +29,7 @@ def retention_chunk(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
 ) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, in time and memory linear in T.
 
