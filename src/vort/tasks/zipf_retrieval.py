@@ -21,7 +21,8 @@ class ZipfRetrieval(GeneratedTask):
 
     Sparse: `pairs` keys, each with one anchor and one query at lag d, P(d) ~ d^-beta on
     1 .. length - 1; the anchor's position is uniform among those that fit. A pair that collides
-    with another is placed anew at the lag it has, so that the law of lags holds exactly.
+    with another is placed anew at the lag it has, so that the law of lags holds exactly (but where
+    pairs fill much of a short sequence: of lags near `length` two may not fit, and all is redrawn).
 
     Dense, the paper's literal reading within one token for each position: anchors at all even
     positions, each with a key of its own; a query at every odd position t, whose lag follows the
