@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -99,6 +100,17 @@ class VortPreTrainedModel(PreTrainedModel):
     # A memory cannot be taken back by a few tokens: no assisted decoding.
     _is_stateful = True
     _can_compile_fullgraph = True
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model saved in a folder or on the Hub; OSError in words if its file is damaged."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except SafetensorError as error:
+            raise OSError(
+                f"the weights in {pretrained_model_name_or_path} (model.safetensors) are damaged "
+                f"or incomplete: {error}; copy or download them again"
+            ) from error
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

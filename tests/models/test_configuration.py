@@ -1,0 +1,82 @@
+import json
+
+import pytest
+from transformers import AutoConfig
+
+from tests.models.cases import config_of, model_of
+from vort.baselines import MEMORIES
+from vort.models import VortConfig
+
+
+def test_unknown_settings_are_an_error_that_helps() -> None:
+    with pytest.raises(ValueError, match="no setting 'hiden_size'; did you mean 'hidden_size'"):
+        VortConfig(hiden_size=64)
+    with pytest.raises(ValueError, match="no setting 'zzz'"):
+        VortConfig(zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("memory", "lstm"), ("routing", "best"), ("feature_map", "cosine"), ("normalizer", "sum")],
+)
+def test_a_wrong_choice_names_the_right_ones(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, got '{value}'"):
+        VortConfig(**{name: value})
+
+
+def test_a_wrong_type_is_an_error() -> None:
+    with pytest.raises(Exception, match="hidden_size"):
+        VortConfig(hidden_size="wide")
+
+
+def test_derived_sizes() -> None:
+    config = VortConfig(hidden_size=96, num_attention_heads=3)
+    assert (config.head_dim, config.num_key_value_heads) == (32, 3)
+    assert config.intermediate_size == 256
+
+
+def test_a_configuration_survives_the_disk(tmp_path) -> None:
+    config = config_of("mixture", horizon=4096, read_weights=False, rope_theta=None)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(loaded, VortConfig)
+    ours, theirs = (json.loads(c.to_json_string(use_diff=False)) for c in (config, loaded))
+    for entry in (ours, theirs):
+        entry.pop("_name_or_path", None)
+    assert ours == theirs
+
+
+def test_a_slip_in_a_saved_configuration_is_an_error(tmp_path) -> None:
+    config_of().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"horizon"', '"horizont"'))
+    with pytest.raises(ValueError, match="horizont"):
+        VortConfig.from_pretrained(tmp_path)
+
+
+def test_the_paper_configuration_is_the_paper() -> None:
+    config = VortConfig.paper()
+    assert config.routing == "banks"
+    assert (config.num_banks, config.num_terms, config.num_features) == (10, 15, 64)
+    assert config.feature_map == "favor"
+    assert config.use_entropy
+    assert config.use_entity
+    additions = (config.read_weights, config.write_gate, config.output_gate, config.output_norm)
+    assert not any((*additions, config.qk_norm, config.conv_size))
+    assert VortConfig.paper(num_banks=8).num_banks == 8
+    layer = model_of("paper").model.layers[0].self_attn
+    assert layer.memory.terms == (3 - 1) * 5 + 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_terms": 12}, {"feature_map": "hedgehog"}])
+def test_models_have_equally_many_parameters(changes: dict[str, object]) -> None:
+    counts = {
+        memory: model_of(memory, hidden_size=64, **changes).num_parameters() for memory in MEMORIES
+    }
+    for memory, count in counts.items():
+        assert abs(count / counts["vort"] - 1) < 0.02, (memory, counts)
+
+
+def test_matching_can_be_switched_off() -> None:
+    bare = model_of("none", match_parameters=False)
+    assert bare.model.layers[0].mlp.up_proj.out_features == bare.config.intermediate_size

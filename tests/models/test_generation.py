@@ -1,0 +1,137 @@
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from tests.models.cases import WINDOW, model_of, tokens
+from vort.baselines import MEMORIES
+from vort.models import VortCache
+
+LONG = 5 * WINDOW
+GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("memory", [*MEMORIES, "paper"])
+@torch.no_grad()
+def test_cached_decoding_equals_the_full_forward_at_every_position(memory: str) -> None:
+    model, prompt = model_of(memory), tokens(2, LONG)
+    found = model.generate(
+        prompt, max_new_tokens=15, output_logits=True, return_dict_in_generate=True, **GREEDY
+    )
+    full = model(found.sequences).logits
+    steps = torch.stack(found.logits, 1)
+    torch.testing.assert_close(steps, full[:, LONG - 1 : -1], atol=1e-4, rtol=1e-4)
+    assert torch.equal(full[:, LONG - 1 : -1].argmax(-1), found.sequences[:, LONG:])
+
+
+@pytest.mark.parametrize("memory", ["vort", "paper", "softmax", "gla"])
+@torch.no_grad()
+def test_left_padded_rows_generate_what_they_would_alone(memory: str) -> None:
+    model, prompt = model_of(memory), tokens(3, LONG)
+    pads = (0, 11, LONG - 2)
+    mask = torch.ones_like(prompt)
+    for row, pad in enumerate(pads):
+        mask[row, :pad] = 0
+    padded = prompt.masked_fill(mask == 0, 0)
+    options = {**GREEDY, "max_new_tokens": 12}
+    for extra in ({}, {"num_beams": 3}):
+        together = model.generate(padded, attention_mask=mask, **options, **extra)
+        for row, pad in enumerate(pads):
+            alone = model.generate(prompt[row : row + 1, pad:], **options, **extra)
+            assert torch.equal(together[row, LONG:], alone[0, LONG - pad :])
+
+
+@pytest.mark.parametrize("beams", [2, 4])
+@torch.no_grad()
+def test_beam_search_with_a_cache_equals_beam_search_without(beams: int) -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    mask = torch.ones_like(prompt)
+    mask[1, :9] = 0
+    options = {**GREEDY, "num_beams": beams, "max_new_tokens": 10, "attention_mask": mask}
+    cached = model.generate(prompt, **options)
+    assert torch.equal(cached, model.generate(prompt, use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_sampling_returns_what_was_asked_for() -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    options = {"do_sample": True, "max_new_tokens": 5, "eos_token_id": None, "pad_token_id": 0}
+    assert model.generate(prompt, num_return_sequences=3, **options).shape == (6, LONG + 5)
+    torch.manual_seed(1)
+    cached = model.generate(prompt, **options)
+    torch.manual_seed(1)
+    assert torch.equal(cached, model.generate(prompt, use_cache=False, **options))
+
+
+@torch.no_grad()
+def test_a_static_cache_keeps_its_addresses() -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    expected = model.generate(prompt, max_new_tokens=8, **GREEDY)
+    found = model.generate(prompt, max_new_tokens=8, cache_implementation="static", **GREEDY)
+    assert torch.equal(found, expected)
+    cache = model.new_cache(static=True)
+    model(prompt, past_key_values=cache, use_cache=True)
+    addresses = [x.data_ptr() for layer in cache.layers for x in layer.state.values()]
+    model(prompt[:, :1], past_key_values=cache, use_cache=True)
+    cache.reorder_cache(torch.tensor([1, 0]))
+    cache.reset()
+    assert addresses == [x.data_ptr() for layer in cache.layers for x in layer.state.values()]
+    again = model(prompt, past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(again, model(prompt).logits, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_generation_goes_on_from_a_cache() -> None:
+    model, prompt = model_of(), tokens(1, LONG)
+    cache = model.new_cache()
+    model(prompt[:, :-1], past_key_values=cache, use_cache=True)
+    branch = copy.deepcopy(cache)
+    expected = model.generate(prompt, max_new_tokens=8, **GREEDY)
+    for start in (cache, branch):
+        found = model.generate(prompt, past_key_values=start, max_new_tokens=8, **GREEDY)
+        assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_the_cache_does_not_grow() -> None:
+    model, cache, sizes = model_of(), None, []
+    for position in range(3 * WINDOW):
+        found = model(tokens(2, 1, seed=position), past_key_values=cache, use_cache=True)
+        cache = found.past_key_values
+        sizes.append(cache.nbytes)
+    assert len(set(sizes)) == 1
+    assert cache.get_seq_length() == 3 * WINDOW
+
+
+@torch.no_grad()
+def test_rows_of_a_cache_can_be_repeated_and_selected() -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    cache = model.new_cache()
+    model(prompt, past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    found = model(tokens(2, 1), past_key_values=cache, use_cache=True).logits
+    swapped = torch.cat([prompt.flip(0), tokens(2, 1)], 1)
+    torch.testing.assert_close(found, model(swapped).logits[:, -1:], atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_memory_cannot_do_is_refused_in_words() -> None:
+    model, cache = model_of(), VortCache(2)
+    with pytest.raises(NotImplementedError, match="cannot be cropped"):
+        cache.crop(-1)
+    with pytest.raises(NotImplementedError, match="keeps states"):
+        cache.update(torch.zeros(1), torch.zeros(1), 0)
+    with pytest.raises(TypeError, match="past_key_values must be a VortCache"):
+        model.generate(tokens(1, 4), past_key_values=DynamicCache(), max_new_tokens=2)
+
+
+@torch.no_grad()
+def test_entities_of_the_prompt_reach_generation() -> None:
+    model, prompt = model_of("paper"), tokens(1, LONG)
+    entity = torch.ones_like(prompt)
+    cache = model.new_cache()
+    model(prompt, entity_mask=entity, past_key_values=cache, use_cache=True)
+    used = model.new_cache()
+    model.generate(prompt, entity_mask=entity, past_key_values=used, max_new_tokens=1, **GREEDY)
+    torch.testing.assert_close(used.load_state(0), cache.load_state(0))

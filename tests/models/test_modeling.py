@@ -1,0 +1,177 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModel, AutoModelForCausalLM
+
+from tests.layers.cases import masks
+from tests.models.cases import WINDOW, config_of, model_of, tokens
+from vort.baselines import MEMORIES
+from vort.models import VortForCausalLM, VortModel
+
+KINDS = (*MEMORIES, "paper")
+MODELS = {kind: model_of(kind) for kind in KINDS}
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def test_auto_classes_know_the_model() -> None:
+    assert isinstance(AutoModelForCausalLM.from_config(config_of()), VortForCausalLM)
+    assert isinstance(AutoModel.from_config(config_of()), VortModel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(cuts=st.lists(st.integers(0, 8 * WINDOW), max_size=4))
+@settings(max_examples=5)
+@torch.no_grad()
+def test_pieces_equal_the_whole(kind: str, cuts: list[int]) -> None:
+    model, ids = MODELS[kind], tokens(2, 8 * WINDOW)
+    expected = model(ids).logits
+    cache, outputs, start = model.new_cache(), [], 0
+    for stop in [*sorted(cuts), ids.shape[1]]:
+        if stop > start:
+            piece = model(ids[:, start:stop], past_key_values=cache, use_cache=True)
+            outputs.append(piece.logits)
+            start = stop
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, **CLOSE)
+    assert cache.get_seq_length() == ids.shape[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(mask=masks())
+@settings(max_examples=5)
+@torch.no_grad()
+def test_padded_rows_equal_unpadded_ones(kind: str, mask: torch.Tensor) -> None:
+    model, ids = MODELS[kind], tokens(*mask.shape)
+    logits = model(ids.masked_fill(~mask, 0), attention_mask=mask.long()).logits
+    for row in range(len(mask)):
+        if mask[row].any():
+            alone = model(ids[row, mask[row]].unsqueeze(0)).logits[0]
+            torch.testing.assert_close(logits[row, mask[row]], alone, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4))
+@settings(max_examples=5)
+@torch.no_grad()
+def test_packed_rows_equal_separate_ones(kind: str, lengths: list[int]) -> None:
+    model, ids = MODELS[kind], tokens(1, sum(lengths))
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    packed = model(ids, cu_seqlens=bounds).logits
+    alone = [model(part).logits for part in ids.split(lengths, 1)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_future_never_reaches_the_past(kind: str) -> None:
+    model, ids = MODELS[kind], tokens(1, 40)
+    changed = torch.cat([ids[:, :30], tokens(1, 10, seed=1)], 1)
+    before, after = model(ids).logits[:, :30], model(changed).logits[:, :30]
+    torch.testing.assert_close(before, after, atol=0, rtol=0)
+
+
+def test_the_loss_is_cross_entropy_of_the_next_token() -> None:
+    model, ids = MODELS["vort"], tokens(2, 20)
+    labels = ids.clone()
+    labels[:, :5] = -100
+    found = model(ids, labels=labels)
+    scores = found.logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(scores, labels[:, 1:].flatten())
+    torch.testing.assert_close(found.loss, expected)
+
+
+@torch.no_grad()
+def test_optional_outputs() -> None:
+    model, ids = MODELS["vort"], tokens(2, 20)
+    found = model(ids, output_hidden_states=True, output_orders=True)
+    assert len(found.hidden_states) == 3
+    assert [order.shape for order in found.orders] == [(2, 20, 2)] * 2
+    torch.testing.assert_close(model.lm_head(found.hidden_states[-1]), found.logits)
+    assert model(ids, logits_to_keep=3).logits.shape[1] == 3
+    kept = model(ids, logits_to_keep=torch.tensor([0, 7])).logits
+    torch.testing.assert_close(kept, found.logits[:, [0, 7]])
+    as_tuple = model(ids, return_dict=False, use_cache=False)
+    torch.testing.assert_close(as_tuple[0], found.logits)
+    from_embeddings = model(inputs_embeds=model.get_input_embeddings()(ids)).logits
+    torch.testing.assert_close(from_embeddings, found.logits)
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        model()
+
+
+@torch.no_grad()
+def test_entities_change_orders_where_the_router_sees_them() -> None:
+    ids, entity = tokens(1, 20), torch.zeros(1, 20)
+    entity[:, 5] = 1
+    model = MODELS["paper"]
+    plain, marked = (
+        model(ids, entity_mask=mask, output_orders=True).orders[0] for mask in (None, entity)
+    )
+    changed = (plain != marked).any(-1)[0]
+    assert changed.tolist() == [position == 5 for position in range(20)]
+
+
+def test_gradient_checkpointing_changes_nothing() -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = model_of().train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(tokens(2, 30), labels=tokens(2, 30)).loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    for name, wanted in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_back_propagation_goes_through_a_cache() -> None:
+    model, ids = model_of(), tokens(1, 20)
+    cache = model.new_cache()
+    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
+    model(inputs_embeds=embeddings[:, :10], past_key_values=cache, use_cache=True)
+    later = model(inputs_embeds=embeddings[:, 10:], past_key_values=cache, use_cache=True)
+    later.logits.sum().backward()
+    assert embeddings.grad[:, :10].abs().sum() > 0
+    cache.detach()
+    assert not any(x.requires_grad for layer in cache.layers for x in layer.state.values())
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_compiled_forward_and_backward_equal_eager_in_one_graph(padded: bool) -> None:
+    model, ids = model_of(num_hidden_layers=1), tokens(2, 20)
+    mask = torch.ones(2, 20, dtype=torch.long)
+    if padded:
+        mask[1, :7] = 0
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    found = compiled(ids, attention_mask=mask, use_cache=False).logits
+    real = mask.bool()
+    torch.testing.assert_close(found[real], expected[real], **CLOSE)
+    found[real].sum().backward()
+    assert model.lm_head.weight.grad.isfinite().all()
+
+
+@torch.no_grad()
+def test_a_new_horizon_is_saved_with_the_model(tmp_path) -> None:
+    model, ids = model_of(), tokens(1, 30)
+    before = model(ids).logits
+    model.set_horizon(4096)
+    after = model(ids).logits
+    assert not torch.equal(before, after)
+    model.save_pretrained(tmp_path)
+    loaded = VortForCausalLM.from_pretrained(tmp_path).eval()
+    assert loaded.config.horizon == 4096
+    torch.testing.assert_close(loaded(ids).logits, after, atol=0, rtol=0)
+
+
+@torch.no_grad()
+def test_half_precision_decodes_like_it_reads() -> None:
+    model, ids = model_of().bfloat16(), tokens(1, 30)
+    whole = model(ids).logits.float()
+    cache, outputs = model.new_cache(), []
+    for position in range(30):
+        piece = ids[:, position : position + 1]
+        outputs.append(model(piece, past_key_values=cache, use_cache=True).logits.float())
+    scale = whole.std()
+    assert (torch.cat(outputs, 1) - whole).abs().max() < 0.1 * scale
+    memory = cache.load_state(0)["memory.G"]
+    assert memory.dtype == torch.float32
