@@ -147,8 +147,9 @@ def _random_state() -> dict[str, Tensor]:
     found = {
         "torch": torch.get_rng_state(),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "numpy_place": torch.tensor([position, has_gauss]),
-        "gauss": torch.tensor([cached, np.nan if gauss is None else gauss], dtype=torch.float64),
+        "numpy_place": torch.tensor(position),
+        "gauss": torch.tensor([cached, gauss or 0.0], dtype=torch.float64),
+        "has_gauss": torch.tensor([has_gauss, gauss is not None]).bool(),
         "python": torch.tensor(python),
     }
     if torch.cuda.is_available():
@@ -159,10 +160,10 @@ def _random_state() -> dict[str, Tensor]:
 def _restore_random(saved: dict[str, Tensor]) -> None:
     torch.set_rng_state(saved["torch"])
     cached, gauss = saved["gauss"].tolist()
-    position, has_gauss = saved["numpy_place"].tolist()
-    keys = saved["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, position, has_gauss, cached))  # noqa: NPY002
-    random.setstate((3, tuple(saved["python"].tolist()), None if gauss != gauss else gauss))
+    in_numpy, in_python = saved["has_gauss"].tolist()
+    keys, place = saved["numpy"].numpy().astype(np.uint32), int(saved["numpy_place"])
+    np.random.set_state(("MT19937", keys, place, int(in_numpy), cached))  # noqa: NPY002
+    random.setstate((3, tuple(saved["python"].tolist()), gauss if in_python else None))
     if "cuda" in saved and torch.cuda.is_available():
         torch.cuda.set_rng_state(saved["cuda"])
 

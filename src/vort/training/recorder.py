@@ -22,8 +22,8 @@ class Recorder:
         tracked: whether Accelerate has a tracker to log to.
 
     Attributes:
-        last_loss: mean loss at the last reading.
-        warm: whether a step has been read, so that speed can be measured.
+        last_loss: mean loss since the last record.
+        pending: losses since then, one a step.
     """
 
     def __init__(
@@ -32,10 +32,12 @@ class Recorder:
         self.accelerator, self.result = accelerator, result
         self.tokens, self.tracked = tokens, tracked
         self.last_loss: float | None = None
+        self.pending: list[float] = []
         self._unread: list[tuple[Tensor, Tensor]] = []
         self._mark: float | None = None
         self._seconds = 0.0
         self._steps = 0
+        self._last: dict[str, float] = {}
 
     @property
     def warm(self) -> bool:
@@ -46,8 +48,11 @@ class Recorder:
         """Take the mean loss and the gradient norm of the next step."""
         self._unread.append((loss.float(), norm.float()))
 
-    def read(self, step: int, rate: float) -> dict[str, float]:
-        """What the steps since the last reading, up to `step`, say; raises if one broke down."""
+    def read(self, step: int, rate: float) -> None:
+        """Fetch what the steps since the last reading, up to `step`, say; raise if one broke down.
+
+        rate: the learning rate of the last.
+        """
         rows = torch.stack([torch.stack(pair) for pair in self._unread])
         rows = self.accelerator.reduce(rows, "mean")
         values = rows.tolist()
@@ -65,8 +70,14 @@ class Recorder:
             self.result.tokens_per_second = self._steps * self.tokens / self._seconds
         self._mark = now
         self._unread.clear()
-        self.last_loss = sum(loss for loss, _ in values) / len(values)
-        return {"loss": self.last_loss, "gradient_norm": values[-1][1], "learning_rate": rate}
+        self.pending += [loss for loss, _ in values]
+        self.last_loss = sum(self.pending) / len(self.pending)
+        self._last = {"gradient_norm": values[-1][1], "learning_rate": rate}
+
+    def record_losses(self, step: int) -> None:
+        """Add to the history what was read since this was last done."""
+        self.record(step, {"loss": self.last_loss, **self._last})
+        self.pending.clear()
 
     def rest(self) -> None:
         """Leave the time since the last reading out of the speed."""

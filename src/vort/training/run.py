@@ -63,13 +63,16 @@ class Run:
                 "give resume=True or another directory"
             )
         self.scorer.train()
+        pending: list[float] = []
         if found is not None:
             self._check_same(json.loads((found / "state.json").read_text()))
             state = load_checkpoint(found, self.model, self.plain_optimizer)
             self.result = TrainingResult(**{**state["result"], "tokens_per_second": 0.0})
+            pending = state["pending"]
         config, tokens = self.config, self.config.batch_size * self.task.length
         tracked = config.log is not None
         self.recorder = Recorder(self.accelerator, self.result, tokens=tokens, tracked=tracked)
+        self.recorder.pending = pending
         if tracked:
             settings = {**config.to_dict(), **self.task.describe()}
             self.accelerator.init_trackers("vort", {k: str(v) for k, v in settings.items()})
@@ -117,9 +120,9 @@ class Run:
         self.recorder.add(loss, norm)
         # Nothing is saved before it is known to be finite.
         if logs or looks or saves or last or not self.recorder.warm:
-            entry = self.recorder.read(step, rate)
-            if logs or last:
-                self.recorder.record(step, entry)
+            self.recorder.read(step, rate)
+        if logs or last:
+            self.recorder.record_losses(step)
         if looks and not last:
             self.recorder.record(step, {"validation": self._evaluate("validation")})
         if saves or last:
@@ -163,6 +166,7 @@ class Run:
                 "config": self.config.outcome(),
                 "task": self.task.describe(),
                 "result": self.result.to_dict(),
+                "pending": self.recorder.pending,
             }
             parts = (self.directory, self.result.steps, self.model, self.plain_optimizer, state)
             save_checkpoint(*parts, keep=self.config.keep_checkpoints)
