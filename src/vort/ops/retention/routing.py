@@ -49,7 +49,7 @@ def paper_banks(
 ) -> tuple[Tensor, Tensor]:
     """write `[B, T, H, S']` and log_decay `[S']` for the paper's routing (eq. bank-update).
 
-    Bank k of K has the fixed order `order_min + (1 - order_min) k / K` and its own sum of exponentials
+    Bank k of K has the fixed order `order_min + (1 - order_min) k / K` and its own exponentials
     (theorem soe, as corrected in `vort.fractional.quadrature`) of `terms` terms; a token writes to
     the nearest bank alone. S' = (K - 1) terms + 1: the bank of order 1 needs one term only.
 
