@@ -99,6 +99,13 @@ def test_training_windows_start_uniformly_wherever_one_fits(tmp_path: Path) -> N
     assert chisquare(counts[fits]).pvalue > 1e-3
 
 
+def test_the_digest_changes_with_the_texts_alone(shelf: Path) -> None:
+    first = Books(source=str(shelf), length=32).digest
+    assert Books(source=str(shelf), length=16, seed=1).digest == first
+    (shelf / "train" / "book00.txt").write_bytes(b"x" * 100)
+    assert Books(source=str(shelf), length=32).digest != first
+
+
 def test_a_copy_of_a_test_book_does_not_train(shelf: Path) -> None:
     (shelf / "train" / "copy.txt").write_bytes((shelf / "test" / "book15.txt").read_bytes())
     task = Books(source=str(shelf), length=32)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.training.tiny import TASK
 from vort.tasks import IGNORED
-from vort.training.data import compact, load, piece_indices, step_indices
+from vort.training.data import Pieces, compact, load, step_indices
 
 
 @given(size=st.integers(1, 30), batch=st.integers(1, 12), seed=st.integers(0, 99))
@@ -29,13 +29,14 @@ def test_epochs_have_orders_of_their_own() -> None:
     share=st.integers(1, 3),
 )
 def test_processes_and_pieces_share_a_batch_out(pieces: int, processes: int, share: int) -> None:
-    indices = list(range(pieces * processes * share))
+    batch = pieces * processes * share
     parts = [
         piece
         for rank in range(processes)
-        for piece in piece_indices(indices, pieces, processes, rank)
+        for piece in Pieces(3, 5, batch, None, 0, pieces, processes, rank)
     ]
-    assert sorted(index for part in parts for index in part) == indices
+    found = sorted(index for part in parts for index in part)
+    assert found == list(range(3 * batch, 5 * batch))
     assert {len(part) for part in parts} == {share}
 
 

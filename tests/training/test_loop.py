@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,8 @@ def test_evaluation_looks_at_the_split_it_is_told_to_and_leaves_no_trace() -> No
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
     assert evaluate(model, TASK, "test", batch_size=7) == found["test"]
+    evaluate(model.eval(), TASK, "test")
+    assert not model.training
     with pytest.raises(ValueError, match="sequences must be at least 1"):
         evaluate(model, TASK, sequences=0)
 
@@ -194,13 +197,15 @@ def test_bf16_trains_on_a_cpu_too() -> None:
     assert math.isfinite(found.history[-1]["loss"])
 
 
-def test_a_vort_model_trains(tmp_path: Path) -> None:
+def test_a_vort_model_trains_and_resumes_to_the_bit(tmp_path: Path) -> None:
     models = pytest.importorskip("vort.models")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = models.VortConfig(vocab_size=TASK.vocab_size, horizon=32, sliding_window=4, **sizes)
-    settings = quick(steps=4, checkpoint_every=2, test_sequences=4, evaluation_sequences=4)
+    settings = quick(steps=4, checkpoint_every=2, keep_checkpoints=2, test_sequences=4)
     model = models.VortForCausalLM(config)
     found = train(model, TASK, settings, directory=tmp_path)
+    shutil.rmtree(tmp_path / "step-00000004")
     again = models.VortForCausalLM(config)
     assert train(again, TASK, settings, directory=tmp_path, resume=True).test == found.test
+    assert all(map(torch.equal, weights(again), weights(model)))
     assert again.lm_head.weight is again.get_input_embeddings().weight

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vort.tasks.corpus import Corpus, Document, load_corpus
-from vort.tasks.streams import Split, check_split, stream
+from vort.tasks.streams import SPLITS, Split, check_split, stream
 from vort.tasks.task import Batch, Integers, Task
 
 __all__ = ["Books"]
@@ -110,6 +111,12 @@ class Books(Task):
         texts = [document.text for document in self.corpus[split]]
         count = sum(len(text.decode(errors="replace")) for text in texts)
         return sum(map(len, texts)) / count
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of all texts: results on other texts are results of another task."""
+        texts = (document.text for split in SPLITS for document in self.corpus[split])
+        return sha256(b"".join(sha256(text).digest() for text in texts)).hexdigest()[:16]
 
     def batch(self, split: Split, indices: Sequence[int]) -> Batch:
         """The windows with these indices; see `Task.batch`."""

@@ -1,6 +1,7 @@
 """Which sequences a step sees, and how they reach the device."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vort.tasks import IGNORED, Batch, Split, Task
 
-__all__ = ["compact", "load", "piece_indices", "step_indices"]
+__all__ = ["Pieces", "compact", "load", "step_indices"]
 
 
 def step_indices(step: int, batch_size: int, size: int | None, seed: int) -> list[int]:
@@ -34,14 +35,33 @@ def _order(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(size)
 
 
-def piece_indices(
-    indices: Sequence[int], pieces: int, processes: int, rank: int
-) -> Iterator[list[int]]:
-    """The share of a process in a batch, in as many pieces as it is accumulated from."""
-    share = len(indices) // (pieces * processes)
-    for piece in range(pieces):
-        first = (piece * processes + rank) * share
-        yield list(indices[first : first + share])
+@dataclass(frozen=True)
+class Pieces(Sequence[list[int]]):
+    """Indices of the pieces that fall to a process, from step `first` to step `total`.
+
+    A step has `accumulation` pieces of `batch_size / (accumulation * processes)` sequences.
+    """
+
+    first: int
+    total: int
+    batch_size: int
+    size: int | None
+    seed: int
+    accumulation: int = 1
+    processes: int = 1
+    rank: int = 0
+
+    def __len__(self) -> int:
+        return (self.total - self.first) * self.accumulation
+
+    def __getitem__(self, number: int) -> list[int]:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        step, piece = divmod(number, self.accumulation)
+        indices = step_indices(self.first + step, self.batch_size, self.size, self.seed)
+        share = self.batch_size // (self.accumulation * self.processes)
+        begin = (piece * self.processes + self.rank) * share
+        return indices[begin : begin + share]
 
 
 def compact(batch: Batch) -> dict[str, Tensor]:

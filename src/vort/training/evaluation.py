@@ -45,7 +45,8 @@ def evaluate(
     mine = range(rank, count, processes)
     groups = [list(mine[first : first + batch_size]) for first in range(0, len(mine), batch_size)]
     meter = BucketMeter(task.bucket_names, device)
-    training = scorer.training
+    # The model is asked, not the scorer: one made here is new and knows nothing of it.
+    training = model.training
     scorer.eval()
     for batch in load(task, split, groups, device, workers):
         scores = scorer(batch)

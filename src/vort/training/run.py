@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vort.tasks import Split, Task
 from vort.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vort.training.config import TrainingConfig
-from vort.training.data import load, piece_indices, step_indices
+from vort.training.data import Pieces, load
 from vort.training.evaluation import evaluate
 from vort.training.metrics import Metrics
 from vort.training.optimization import make_optimizer
@@ -97,18 +97,18 @@ class Run:
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Compact batches of all steps to come: the pieces that fall to this process."""
-        config, size = self.config, self.task.size("train")
-        place = self.accelerator.num_processes, self.accelerator.process_index
-        groups = [
-            piece
-            for step in range(self.result.steps, self.total)
-            for piece in piece_indices(
-                step_indices(step, config.batch_size, size, config.seed),
-                config.accumulation,
-                *place,
-            )
-        ]
-        return load(self.task, "train", groups, self.accelerator.device, config.workers)
+        config = self.config
+        pieces = Pieces(
+            self.result.steps,
+            self.total,
+            config.batch_size,
+            self.task.size("train"),
+            config.seed,
+            config.accumulation,
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
+        return load(self.task, "train", pieces, self.accelerator.device, config.workers)
 
     def after_step(self, step: int, loss: Tensor, norm: Tensor, rate: float) -> None:
         """Record, evaluate and save, each when it is due."""
