@@ -1,7 +1,10 @@
 """A statement of the paper, held against what was measured."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from vort.report.tables import Sheet
 
 Verdict = Literal["reproduced", "reproduced once corrected", "not reproduced"]
 
@@ -30,3 +33,10 @@ def judge(as_printed: bool, corrected: bool = False) -> Verdict:
     if as_printed:
         return "reproduced"
     return "reproduced once corrected" if corrected else "not reproduced"
+
+
+def claims_sheet(claims: Sequence[Claim], title: str) -> Sheet:
+    """Verdicts as a table."""
+    headings = ("where", "the paper", "measured", "verdict", "errata")
+    rows = [(c.where, c.states, c.measured, c.verdict, c.erratum) for c in claims]
+    return Sheet(title, headings, rows)

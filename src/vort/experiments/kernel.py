@@ -1,6 +1,6 @@
 """The paper's kernel claims: theorem soe, figure kernels-soe, and the bounds, all measured."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from vort.fractional.bounds import (
     separation_error,
 )
 from vort.fractional.quadrature import integration_interval
+from vort.report.tables import Sheet
 
 Array = NDArray[np.float64]
 
@@ -74,6 +75,26 @@ def compare_rules(
     for name, rule in rules.items():
         yield _bank_errors(name, rule, terms, horizon)
     yield _basis_errors(basis)
+
+
+def rules_sheet(rules: Sequence[RuleErrors], horizon: int) -> Sheet:
+    """The comparison as a table."""
+    headings = ("rule", "terms", "states", "rel.", "abs.", "abs. .5", "abs. .9", "rounded")
+    rows = [
+        (
+            rule.name,
+            str(rule.terms),
+            str(rule.states),
+            *(f"{x:.1e}" for x in (rule.relative, rule.absolute, rule.at_half)),
+            *(f"{x:.1e}" for x in (rule.at_nine_tenths, rule.rounded)),
+        )
+        for rule in rules
+    ]
+    title = (
+        f"Worst errors for lags 0 to {horizon:,}. A quadrature needs a set of states for each of "
+        f"{PAPER_BANKS} banks; `rounded` adds the rounding of an order to its bank"
+    )
+    return Sheet(title, headings, rows)
 
 
 def worst_error(order: float, terms: int, corrections: tuple[str, ...]) -> float:

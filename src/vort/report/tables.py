@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,6 @@ class Sheet:
 
     def to_rich(self) -> Table:
         """For the terminal."""
-        from rich.text import Text
-
         table = Table(
             title=self.title, title_justify="left", title_style="bold", padding=(0, 0, 0, 1)
         )
