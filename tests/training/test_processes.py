@@ -27,9 +27,7 @@ def test_two_processes_end_with_the_weights_of_one(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(root), "ACCELERATE_USE_CPU": "1"}
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--main_process_port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     for name, start, count in (("two", launch, "2"), ("one", [sys.executable], "1")):
         arguments = [*start, str(script), str(tmp_path / name), "2", count]
         subprocess.run(arguments, cwd=root, env=environment, check=True, timeout=300)

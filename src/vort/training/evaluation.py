@@ -36,7 +36,7 @@ def evaluate(
         accelerator: Accelerate's, where several processes share the work; else the model's own
             device does all of it.
     """
-    scorer = model if _scores(model) else Scorer(model, task.num_classes)
+    scorer = model if isinstance(model, Scorer) else Scorer(model, task.num_classes)
     device = next(scorer.parameters()).device
     rank, processes = (0, 1)
     if accelerator is not None:
@@ -57,11 +57,6 @@ def evaluate(
     if processes > 1:
         meter.sums = accelerator.reduce(meter.sums, reduction="sum")
     return meter.metrics()
-
-
-def _scores(model: nn.Module) -> bool:
-    """Whether a model is a `Scorer` already, perhaps wrapped for several devices."""
-    return isinstance(getattr(model, "module", model), Scorer)
 
 
 def _count(task: Task, split: Split, sequences: int | None) -> int:

@@ -150,7 +150,8 @@ class Run:
         config = self.config
         pieces = config.accumulation * self.accelerator.num_processes
         return evaluate(
-            self.scorer,
+            # Unwrapped: processes may have unequal shares, and a wrapper would wait for all.
+            self.accelerator.unwrap_model(self.scorer),
             self.task,
             split,
             sequences=config.test_sequences if split == "test" else config.evaluation_sequences,

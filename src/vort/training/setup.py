@@ -1,5 +1,6 @@
 """Accelerate for a config, and how long a run is."""
 
+import atexit
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
@@ -36,6 +37,9 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
         log_with=config.log,
         project_dir=directory,
     )
+    if accelerator.num_processes > 1:
+        # A process that ends with the group open may abort; another run may still need it.
+        atexit.register(accelerator.state.destroy_process_group)
     set_seed(config.seed)
     return accelerator
 
