@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vort.tasks import IGNORED, ZipfRetrieval
@@ -46,6 +48,26 @@ def test_lags_follow_the_power_law(length: int, beta: float) -> None:
     weights = np.arange(1, length, dtype=float) ** -beta
     counts, expected = binned(draws(task, 2000)["lags"] - 1, weights / weights.sum())
     assert chisquare(counts, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("beta", [1.0, 1.5, 2.0])
+def test_lags_follow_the_power_law_at_the_size_of_the_paper(beta: float) -> None:
+    weights = np.arange(1, 10_000, dtype=float) ** -beta
+    lags = draws(ZipfRetrieval(beta=beta), 300)["lags"]
+    counts, expected = binned(lags - 1, weights / weights.sum())
+    assert chisquare(counts, expected).pvalue > 1e-3
+
+
+@given(data=st.data(), length=st.integers(8, 400), beta=st.floats(0, 4), seed=st.integers(0, 99))
+def test_any_setting_gives_questions_that_can_be_answered(
+    data: st.DataObject, length: int, beta: float, seed: int
+) -> None:
+    pairs = data.draw(st.integers(1, max(1, length // 8)))
+    task = ZipfRetrieval(length=length, pairs=pairs, beta=beta, seed=seed)
+    found, words = draws(task, 2), task.vocabulary
+    assert len(found["lags"]) == 2 * pairs
+    keys = found["asked"] - words.query(0)
+    assert np.array_equal(found["shown"], words.anchor(keys, found["labels"]))
 
 
 def test_anchors_are_uniform_among_positions_that_fit() -> None:

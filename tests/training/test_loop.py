@@ -57,6 +57,15 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not() -> None:
     assert not all(map(torch.equal, runs[0], runs[2]))
 
 
+def test_workers_that_draw_sequences_change_nothing() -> None:
+    runs = []
+    for workers in (0, 2):
+        model = tiny()
+        train(model, TASK, quick(workers=workers))
+        runs.append(weights(model))
+    assert all(map(torch.equal, *runs))
+
+
 def test_accumulated_pieces_give_the_gradient_of_the_whole_batch() -> None:
     runs = []
     for pieces in (1, 4):

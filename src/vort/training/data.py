@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +102,6 @@ def load(
     workers: int = 0,
 ) -> Iterator[dict[str, Tensor]]:
     """Compact batches on the device, one for each group of indices."""
-    options: dict[str, Any] = {"multiprocessing_context": "fork"} if workers else {}
     loader = DataLoader(
         _Batches(task, split, groups),
         batch_size=None,
@@ -111,7 +109,6 @@ def load(
         pin_memory=device.type == "cuda",
         # Of its own, lest making a loader advance the numbers that dropout sees.
         generator=torch.Generator(),
-        **options,
     )
     for batch in loader:
         yield {name: x.to(device, non_blocking=True) for name, x in batch.items()}
