@@ -64,6 +64,33 @@ def test_a_model_that_changes_its_logits_is_not_taken_apart() -> None:
     assert torch.allclose(scorer(BATCH)["logits"], expected(model), atol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "apart"), [("Llama", True), ("GPT2", True), ("Gemma2", False)])
+def test_models_of_the_library_are_taken_apart_where_that_is_right(kind: str, apart: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"intermediate_size": 32, "num_key_value_heads": 2, "head_dim": 8}
+    if kind == "GPT2":
+        sizes, more = {"n_embd": 16, "n_layer": 1, "n_head": 2}, {}
+    tokens = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    settings = {"vocab_size": TASK.vocab_size, **sizes, **more, **tokens}
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    scorer = Scorer(model.eval(), TASK.num_classes)
+    assert scorer.has_parts == apart
+    assert torch.allclose(scorer(BATCH)["logits"], expected(model), atol=1e-6)
+
+
+def test_no_state_is_kept_that_nobody_goes_on_from() -> None:
+    model = vort_model()
+    seen = []
+    model.model.register_forward_hook(
+        lambda module, inputs, output: seen.append(output.past_key_values)
+    )
+    Scorer(model, TASK.num_classes)(BATCH)
+    assert seen
+    assert all(cache is None for cache in seen)
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda x: {"logits": x}, lambda x: (x,), lambda x: SimpleNamespace(logits=x)]
 )

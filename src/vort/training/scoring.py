@@ -47,6 +47,8 @@ class Scorer(nn.Module):
         self.gives_logits = True
         names = inspect.signature(model.forward).parameters
         self.hugging_face = hasattr(model, "get_output_embeddings")
+        # A state to go on from, which nobody will, is memory and time.
+        self.options = {"use_cache": False} if "use_cache" in names else {}
         self.extras = [name for name in ("entity_mask",) if name in names]
         self.wants_labels = "labels" in names and not self.hugging_face
         self.has_parts = self._parts_are_all()
@@ -55,7 +57,8 @@ class Scorer(nn.Module):
         """Scores of a compact batch: `input_ids` `[B, T]`, flat `positions` and `targets` `[N]`."""
         if self.training and self.objective is not None:
             return Scores(loss=self.objective(self.model, batch))
-        given = {name: batch[name] for name in self.extras if name in batch}
+        given: dict[str, Any] = {name: batch[name] for name in self.extras if name in batch}
+        given |= self.options
         targets, positions = batch["targets"], batch["positions"]
         if self.has_parts:
             model: Any = self.model
@@ -72,7 +75,7 @@ class Scorer(nn.Module):
         logits = logits[:, : self.num_classes].float()
         return Scores(loss=nn.functional.cross_entropy(logits, targets), logits=logits)
 
-    def _call(self, input_ids: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _call(self, input_ids: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """Whatever a model returns, as a dict with `logits` or `loss`."""
         found = self.model(input_ids, **given)
         if isinstance(found, Tensor):
@@ -99,8 +102,8 @@ class Scorer(nn.Module):
         training = model.training
         model.eval()
         trial = torch.arange(8, device=head.weight.device)[None] % self.num_classes
-        whole = model(input_ids=trial).logits
-        parts = head(base(input_ids=trial)[0])
+        whole = model(input_ids=trial, **self.options).logits
+        parts = head(base(input_ids=trial, **self.options)[0])
         model.train(training)
         return whole.shape == parts.shape and torch.equal(whole, parts)
 
