@@ -1,6 +1,7 @@
 """LitBank is read to the letter, the probe learns from it, and the figures can be had again."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,8 @@ def test_a_probe_learns_the_names_it_is_shown(small_litbank: Path, causal: bool)
 def test_absent_data_is_reported(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["eval", "--data", str(tmp_path)])
     assert result.exit_code == 2
-    assert "coref/*.ann" in result.output.replace("\n", "")
+    # The frame around an error breaks lines where it likes.
+    assert "coref/*.ann" in re.sub(r"[\s│]", "", result.output)
 
 
 def test_train_and_eval_run_from_the_command_line(small_litbank: Path, tmp_path: Path) -> None:
