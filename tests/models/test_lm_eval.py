@@ -1,5 +1,9 @@
 """Scoring as evaluation harnesses do it: log-likelihoods of continuations in padded batches."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -24,20 +28,51 @@ def test_log_likelihoods_do_not_depend_on_the_batch(side: str) -> None:
         torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 
-@torch.no_grad()
-def test_lm_eval_scores_a_saved_model(tmp_path) -> None:
-    pytest.importorskip("lm_eval", reason="lm_eval is not installed")
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
+TASK = """
+task: tiny
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/tiny.jsonl
+  cache_dir: {folder}/cache
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: choices
+doc_to_target: answer
+metric_list:
+  - metric: acc
+"""
+# The command line of lm_eval, in a process that knows the model type.
+COMMAND = "import vort.models; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
 
+
+@pytest.mark.slow
+def test_lm_eval_runs_a_local_task_on_a_saved_model(tmp_path) -> None:
+    for package in ("lm_eval", "accelerate", "datasets"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
     from vort.models import ByteTokenizer
 
     model_of(vocab_size=259).save_pretrained(tmp_path)
     ByteTokenizer().save_pretrained(tmp_path)
-    harness = HFLM(pretrained=str(tmp_path), device="cpu", batch_size=2)
-    pairs = [("the cat", " sat"), ("a", " b"), ("one two three", " four")]
-    requests = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
-    together = [score for score, _ in harness.loglikelihood(requests)]
-    alone = [harness.loglikelihood([request])[0][0] for request in requests]
-    assert together == pytest.approx(alone, abs=1e-3)
-    assert all(score < 0 for score in together)
+    lines = [
+        {"question": "one two " * length, "choices": ["three", "four"], "answer": length % 2}
+        for length in range(1, 6)
+    ]
+    (tmp_path / "tiny.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    (tmp_path / "tiny.yaml").write_text(TASK.format(folder=tmp_path))
+    options = {
+        "model": "hf",
+        "model_args": f"pretrained={tmp_path}",
+        "tasks": "tiny",
+        "include_path": str(tmp_path),
+        "device": "cpu",
+        "batch_size": "2",
+    }
+    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+    finished = subprocess.run(
+        [sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    assert "tiny" in finished.stdout
+    assert "acc" in finished.stdout
