@@ -11,7 +11,7 @@ from vort.layers.gates import Gates, widen
 from vort.ops.retention import paper_banks
 from vort.ops.retention.routing import _nearest_bank
 
-__all__ = ["OrderProjection", "Router", "Routing", "RoutingMode"]
+__all__ = ["OrderProjection", "Router", "Routing", "RoutingMode", "fit_basis"]
 
 RoutingMode = Literal["continuous", "banks"]
 
@@ -61,7 +61,7 @@ class Router(nn.Module):
         use_entropy: take the attention entropy of every head as input.
         use_entity: take the entity indicator as input.
         write_gate: scale all that a token writes by a learned gate in (0, 1).
-        read_weights: let the query weigh the time scales (DESIGN: this is what pays).
+        read_weights: let the query weigh the time scales.
 
     >>> router = Router(16, num_heads=2, horizon=1000)
     >>> routing = router(torch.randn(1, 5, 16))
@@ -174,7 +174,7 @@ class Router(nn.Module):
         self.horizon = horizon
         self._on_device: dict[torch.device, Tensor] = {}
         if self.routing == "continuous":
-            self.basis = _fit(horizon, self.rule_terms, tolerance, self.order_min)
+            self.basis = fit_basis(horizon, self.rule_terms, tolerance, self.order_min)
             self._log_decay = self.basis.log_decay
             return
         # Constants, so not on the meta device where Hugging Face builds a model to be loaded.
@@ -201,8 +201,8 @@ class Router(nn.Module):
 
 
 @lru_cache(maxsize=64)
-def _fit(
+def fit_basis(
     horizon: int, terms: int | None, tolerance: float | None, order_min: float
 ) -> PowerLawBasis:
-    """A fit takes seconds where none is shipped, and layers of a model ask for the same one."""
+    """`PowerLawBasis.fit`, remembered: a fit takes seconds, and layers ask for the same one."""
     return PowerLawBasis.fit(horizon, terms, tolerance, order_min)
