@@ -68,13 +68,22 @@ def test_the_paper_configuration_is_the_paper() -> None:
     assert layer.memory.terms == (3 - 1) * 5 + 1
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_terms": 12}, {"feature_map": "hedgehog"}])
-def test_models_have_equally_many_parameters(changes: dict[str, object]) -> None:
-    counts = {
-        memory: model_of(memory, hidden_size=64, **changes).num_parameters() for memory in MEMORIES
-    }
-    for memory, count in counts.items():
-        assert abs(count / counts["vort"] - 1) < 0.02, (memory, counts)
+OPTIONS = (
+    {},
+    {"num_terms": 12},
+    {"feature_map": "hedgehog"},
+    {"write_gate": False, "read_weights": False},
+    {"output_gate": True, "conv_size": 0},
+)
+
+
+@pytest.mark.parametrize("size", [32, 128])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_models_have_equally_many_parameters(options: dict[str, object], size: int) -> None:
+    expected = model_of(hidden_size=size).num_parameters()
+    for memory in (*MEMORIES, "paper"):
+        count = model_of(memory, hidden_size=size, num_hidden_layers=2, **options).num_parameters()
+        assert abs(count / expected - 1) < 0.02, (memory, count, expected)
 
 
 def test_matching_can_be_switched_off() -> None:

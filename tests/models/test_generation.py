@@ -35,7 +35,7 @@ def test_left_padded_rows_generate_what_they_would_alone(memory: str) -> None:
         mask[row, :pad] = 0
     padded = prompt.masked_fill(mask == 0, 0)
     options = {**GREEDY, "max_new_tokens": 12}
-    for extra in ({}, {"num_beams": 3}):
+    for extra in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
         together = model.generate(padded, attention_mask=mask, **options, **extra)
         for row, pad in enumerate(pads):
             alone = model.generate(prompt[row : row + 1, pad:], **options, **extra)
@@ -79,6 +79,22 @@ def test_a_static_cache_keeps_its_addresses() -> None:
     assert addresses == [x.data_ptr() for layer in cache.layers for x in layer.state.values()]
     again = model(prompt, past_key_values=cache, use_cache=True).logits
     torch.testing.assert_close(again, model(prompt).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_compiled_decoding_equals_reading_in_one_graph() -> None:
+    model, ids = model_of(num_hidden_layers=1), tokens(2, LONG)
+    cache = model.new_cache(static=True)
+    model(ids[:, :10], past_key_values=cache, use_cache=True)
+    torch._dynamo.reset()
+    step = torch.compile(model.forward, backend="aot_eager", fullgraph=True)
+    outputs = []
+    for position in range(10, LONG):
+        piece = ids[:, position : position + 1]
+        outputs.append(step(piece, past_key_values=cache, use_cache=True).logits)
+    expected = model(ids).logits[:, 10:]
+    torch.testing.assert_close(torch.cat(outputs, 1), expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ Each is a `Memory` (`forward`, `step`, `state_size`) and takes VORT's place in t
 """
 
 from vort.baselines.exponential import ExponentialMemory
-from vort.baselines.factory import MEMORIES, MemorySettings, build_memory, extra_width
+from vort.baselines.factory import MEMORIES, MemorySettings, build_memory
 from vort.baselines.gla import GatedLinearMemory
 from vort.baselines.mixture import MixtureMemory
 from vort.baselines.none import NoMemory
@@ -28,5 +28,4 @@ __all__ = [
     "UniformPowerLawMemory",
     "VortMemory",
     "build_memory",
-    "extra_width",
 ]

@@ -1,9 +1,7 @@
-"""Memories by name, from one set of settings, and how to make models of equal size with them."""
+"""Memories by name, from one set of settings."""
 
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from vort.baselines.exponential import ExponentialMemory
 from vort.baselines.gla import GatedLinearMemory
@@ -16,7 +14,7 @@ from vort.layers.memory import Memory
 from vort.layers.router import RoutingMode
 from vort.ops.retention import Normalizer
 
-__all__ = ["MEMORIES", "MemorySettings", "build_memory", "extra_width"]
+__all__ = ["MEMORIES", "MemorySettings", "build_memory"]
 
 MEMORIES = (
     "vort",
@@ -97,27 +95,6 @@ def build_memory(name: str, settings: MemorySettings) -> Memory:
     if name == "none":
         return NoMemory()
     raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {name!r}")
-
-
-def extra_width(name: str, settings: MemorySettings, per_unit: int) -> int:
-    """Units to add elsewhere in a layer so that it has as many parameters as with VORT.
-
-    per_unit: parameters that one more unit costs, 3 * hidden_size for a gated MLP. VORT as
-    configured is the measure: its own width never changes.
-
-    >>> settings = MemorySettings(hidden_size=64, num_heads=4, head_dim=16)
-    >>> extra_width("vort", settings, 192), extra_width("none", settings, 192) > 0
-    (0, True)
-    """
-    if name == "vort":
-        return 0
-    with torch.device("meta"):
-        wanted, given = (_count(build_memory(kind, settings)) for kind in ("vort", name))
-    return round((wanted - given) / per_unit)
-
-
-def _count(memory: Memory) -> int:
-    return sum(parameter.numel() for parameter in memory.parameters())
 
 
 def _retention(s: MemorySettings) -> dict[str, Any]:

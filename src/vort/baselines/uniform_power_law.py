@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vort.fractional import PowerLawBasis
 from vort.layers.gates import Gates, widen
 from vort.layers.memory import MemoryInputs
 from vort.layers.retention_memory import RetentionMemory
-from vort.layers.router import Routing
+from vort.layers.router import Routing, fit_basis
 
 __all__ = ["UniformPowerLawMemory"]
 
@@ -54,7 +53,7 @@ class UniformPowerLawMemory(RetentionMemory):
         super().__init__(num_heads, head_dim, **options)
         if not order_min < start < 1:
             raise ValueError(f"start must lie between order_min = {order_min} and 1, got {start}")
-        self.basis = PowerLawBasis.fit(horizon, terms, order_min=order_min)
+        self.basis = fit_basis(horizon, terms, None, order_min)
         self.start = start
         self.order_logit = nn.Parameter(torch.empty(1), requires_grad=learn_order)
         self.gates = Gates(

@@ -44,7 +44,8 @@ class VortConfig(PreTrainedConfig):
     Args:
         vocab_size: number of tokens; 259 is what `ByteTokenizer` has.
         hidden_size: width of the residual stream.
-        intermediate_size: width of the gated MLP; 8/3 hidden_size in multiples of 32 by default.
+        intermediate_size: width of the gated MLP, before match_parameters; 8/3 hidden_size in
+            multiples of 32 by default.
         num_hidden_layers: blocks.
         num_attention_heads: query heads.
         num_key_value_heads: key and value heads; as many by default.
@@ -54,7 +55,8 @@ class VortConfig(PreTrainedConfig):
         rope_theta: base of RoPE in local (and full) attention; None: no RoPE.
         memory: "vort", or a rival: "exponential", "mixture", "uniform_power_law", "softmax",
             "gla", "none".
-        match_parameters: widen the MLP of rivals until models have equally many parameters.
+        match_parameters: correct the width of the MLP so that models of the same sizes have
+            equally many parameters, whatever the memory and its options; see `mlp_width`.
         routing: "continuous" (one basis for all orders) or "banks" (the paper's).
         horizon: largest lag the kernels are made for; see `VortModel.set_horizon`.
         num_terms: exponentials in the basis, or in each bank.

@@ -14,8 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from vort.baselines import build_memory, extra_width
-from vort.layers import VortAttention
+from vort.models.building import attention_of, mlp_width
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 
@@ -39,12 +38,8 @@ class VortCausalLMOutput(CausalLMOutputWithPast):
 class VortMLP(nn.Module):
     """SwiGLU: down(silu(gate x) * up x)."""
 
-    def __init__(self, config: VortConfig) -> None:
+    def __init__(self, size: int, width: int) -> None:
         super().__init__()
-        size, width = config.hidden_size, config.intermediate_size
-        assert width is not None
-        if config.match_parameters:
-            width += extra_width(config.memory, config.memory_settings(), 3 * size)
         self.gate_proj = nn.Linear(size, width, bias=False)
         self.up_proj = nn.Linear(size, width, bias=False)
         self.down_proj = nn.Linear(width, size, bias=False)
@@ -61,24 +56,9 @@ class VortBlock(GradientCheckpointingLayer):
     def __init__(self, config: VortConfig, layer_idx: int) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = VortAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            window=config.sliding_window,
-            rope_base=config.rope_theta,
-            conv_size=config.conv_size,
-            qk_norm=config.qk_norm,
-            output_norm=config.output_norm,
-            output_gate=config.output_gate,
-            bias=config.attention_bias,
-            norm_eps=config.rms_norm_eps,
-            layer_idx=layer_idx,
-            memory=build_memory(config.memory, config.memory_settings()),
-        )
+        self.self_attn = attention_of(config, layer_idx)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = VortMLP(config)
+        self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Hidden states after the block, and orders if asked for."""
