@@ -175,3 +175,15 @@ def test_half_precision_decodes_like_it_reads() -> None:
     assert (torch.cat(outputs, 1) - whole).abs().max() < 0.1 * scale
     memory = cache.load_state(0)["memory.G"]
     assert memory.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_precision_trains_and_stays_near_single(kind: str) -> None:
+    model, ids = model_of(kind).train(), tokens(2, 30)
+    expected = model(ids, labels=ids).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+    torch.testing.assert_close(loss, expected, atol=0.1, rtol=0.05)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name

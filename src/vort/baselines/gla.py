@@ -25,6 +25,7 @@ class GatedLinearMemory(Memory):
         gate_rank: rank of the projection behind the gates.
         gate_power: how much slower than a sigmoid a gate forgets.
 
+    >>> import torch
     >>> memory = GatedLinearMemory(16, num_heads=2, head_dim=8)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
     >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape

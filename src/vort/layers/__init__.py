@@ -6,6 +6,7 @@
 from vort.layers.cache import LayerStates, StateStore
 from vort.layers.gates import Gates
 from vort.layers.memory import Memory, MemoryInputs, MemoryOutput, State
+from vort.layers.norm import RMSNorm
 from vort.layers.padding import Padding
 from vort.layers.retention_memory import RetentionMemory
 from vort.layers.router import Router, Routing
@@ -20,6 +21,7 @@ __all__ = [
     "MemoryInputs",
     "MemoryOutput",
     "Padding",
+    "RMSNorm",
     "RetentionMemory",
     "Router",
     "Routing",

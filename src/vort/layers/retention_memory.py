@@ -75,11 +75,16 @@ class RetentionMemory(Memory):
     ) -> MemoryOutput:
         """What each position retrieves; see `Memory`."""
         routing = self.route(inputs)
-        inputs = inputs.with_all_heads()
-        normalized = self.normalizer != "none"
+        if self.query_map is None:
+            # One map for all heads: keys that heads share are mapped once.
+            inputs = replace(inputs, k=self.key_map(inputs.k)).with_all_heads()
+        else:
+            inputs = inputs.with_all_heads()
+            inputs = replace(inputs, k=self.key_map(inputs.k))
         query_map = self.key_map if self.query_map is None else self.query_map
+        normalized = self.normalizer != "none"
         q = query_map.map_query(inputs.q) if normalized else query_map(inputs.q)
-        inputs = replace(inputs, q=q, k=self.key_map(inputs.k))
+        inputs = replace(inputs, q=q)
         output, after = self._retrieve(inputs, routing, state, output_state)
         return MemoryOutput(output, after, routing.order)
 

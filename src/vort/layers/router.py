@@ -116,9 +116,9 @@ class Router(nn.Module):
         """Re-calibrate the kernels for lags up to `horizon`; learned weights stay as they are.
 
         The number of terms stays too, since the read weights have one output for each: at a longer
-        horizon the same terms reach less far into the tolerance (see `basis.certificate`), and
-        time scale s becomes slower by about the ratio of the horizons to the power s/S. States
-        made before the call hold decays of the former rates and must be thrown away.
+        horizon the same terms are a little less exact (see `basis.certificate`). Time scales keep
+        their places from slow to fast; the slower one is, the more it slows. States made before
+        the call have decayed at the former rates and must be thrown away.
         """
         if self.routing == "continuous":
             self.rule_terms = self.terms

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vort.layers.cache import StateStore
 from vort.layers.local import LocalState, attend_locally
 from vort.layers.memory import Memory, MemoryInputs, MemoryOutput, State
+from vort.layers.norm import RMSNorm
 from vort.layers.padding import Padding, pad_packed
 from vort.layers.short_convolution import ShortConvolution
 from vort.layers.vort_memory import VortMemory
@@ -102,9 +103,9 @@ class VortAttention(nn.Module):
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias)
         channels = (num_heads + 2 * kv_heads) * head_dim
         self.convolution = ShortConvolution(channels, conv_size) if conv_size else None
-        self.q_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.k_norm = nn.RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.norm = nn.RMSNorm(head_dim, eps=norm_eps) if output_norm else None
+        self.q_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
+        self.norm = RMSNorm(head_dim, eps=norm_eps) if output_norm else None
         gate_size = num_heads * head_dim
         self.g_proj = nn.Linear(hidden_size, gate_size, bias=bias) if output_gate else None
         if memory is None:

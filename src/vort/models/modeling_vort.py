@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
+from vort.layers import RMSNorm
 from vort.models.building import attention_of, mlp_width
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
@@ -55,9 +56,9 @@ class VortBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: VortConfig, layer_idx: int) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = attention_of(config, layer_idx)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -120,7 +121,7 @@ class VortModel(VortPreTrainedModel):
         self.layers = nn.ModuleList(
             VortBlock(config, index) for index in range(config.num_hidden_layers)
         )
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
 
