@@ -4,8 +4,10 @@
 
 `--with` names a folder that holds packages to compare with (flash-linear-attention, unpacked);
 without it they are looked for as installed, and the table says which are missing. `--quick` runs
-the two shapes that have targets. Times are medians of CUDA-event timings, in milliseconds. VORT
-reads and writes with gates, normaliser "decayed", gradients to q, k, v, write and read.
+the two shapes that have targets, what they are compared with, and tries fewer configurations of
+the other packages' kernels. Times are medians of CUDA-event timings, in milliseconds. VORT reads
+and writes with gates, normaliser "decayed", gradients to q, k, v, write and read. SDPA is
+PyTorch's own choice of kernel; the full table lists its flash kernel beside it.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -66,19 +69,26 @@ def make(batch: int, length: int, size: int, terms: int) -> tuple[dict[str, Tens
 def vort(inputs: dict[str, Tensor]) -> Tensor:
     from vort.ops.retention.triton import retention_triton
 
-    terms = inputs["write"].shape[-1]
-    rates = -torch.logspace(-4, 1, terms, device="cuda")
     q, k, v, write, read = (inputs[name] for name in ("q", "k", "v", "write", "read"))
-    return retention_triton(q, k, v, write, rates, read=read)[0]
+    return retention_triton(q, k, v, write, decays(write.shape[-1]), read=read)[0]
+
+
+@lru_cache
+def decays(terms: int) -> Tensor:
+    """Log decays of time scales from one token to ten thousand."""
+    return -torch.logspace(-4, 1, terms, device="cuda")
 
 
 def sdpa(inputs: dict[str, Tensor]) -> Tensor:
+    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def sdpa_flash(inputs: dict[str, Tensor]) -> Tensor:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    q, k, v = (inputs[name].transpose(1, 2) for name in "qkv")
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return o.transpose(1, 2)
+        return sdpa(inputs)
 
 
 def fla_retention(inputs: dict[str, Tensor]) -> Tensor:
@@ -116,12 +126,20 @@ def composed(inputs: dict[str, Tensor]) -> Tensor:
 
 METHODS: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int, tuple[str, ...]]] = {
     **{f"vort S={s}": (vort, s, ("q", "k", "v", "write", "read")) for s in SCALES},
-    "sdpa flash": (sdpa, 1, ("q", "k", "v")),
+    "sdpa": (sdpa, 1, ("q", "k", "v")),
+    "sdpa flash": (sdpa_flash, 1, ("q", "k", "v")),
     "fla chunk_retention": (fla_retention, 1, ("q", "k", "v")),
     "fla chunk_simple_gla": (fla_simple_gla, 1, ("q", "k", "v")),
     "fla chunk_gla": (fla_gla, 1, ("q", "k", "v")),
     "8 x chunk_retention": (composed, 8, ("q", "k", "v", "write", "read")),
 }
+# Ordered by what a run cut short should still have measured.
+QUICK = [
+    "vort S=8", "fla chunk_retention", "vort S=1", "sdpa", "vort S=16", "fla chunk_simple_gla",
+    "8 x chunk_retention",
+]  # fmt: skip
+# Its backward refuses the Triton this is timed with; in a quick run only its forward is tried.
+FORWARD_ONLY = ("fla chunk_simple_gla",)
 
 
 def bench(run: Callable[[], Any]) -> float:
@@ -145,7 +163,9 @@ def bench(run: Callable[[], Any]) -> float:
     return times[len(times) // 2]
 
 
-def measure(name: str, batch: int, length: int, size: int) -> dict[str, Any]:
+def measure(
+    name: str, batch: int, length: int, size: int, forward_only: bool = False
+) -> dict[str, Any]:
     """Forward, forward+backward and peak memory of one method at one shape."""
     function, terms, leaves = METHODS[name]
     row: dict[str, Any] = {"method": name, "batch": batch, "length": length, "head_size": size}
@@ -165,6 +185,8 @@ def measure(name: str, batch: int, length: int, size: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         row["first_call_s"] = time.perf_counter() - begin
         row["forward_ms"] = bench(forward)
+        if forward_only:
+            return row | {"note": "forward only"}
         both()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -243,12 +265,12 @@ def decode(limits: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def tame_autotuning(shard: int = 0, shards: int = 1) -> None:
+def tame_autotuning(quick: bool, shard: int = 0, shards: int = 1) -> None:
     """Autotune with short timings, over every `shards`-th configuration only.
 
-    What is compared with tries up to a hundred configurations a kernel, compiled one by one, which
+    What is compared with tries up to fifty configurations a kernel, compiled one by one, which
     would take many minutes. Processes that each compile a share of them fill the cache on disk;
-    the timing run then tries them all.
+    the timing run then tries them all. A quick run keeps those of 2 or 4 warps and 2 or 3 stages.
     """
     from triton import testing
     from triton.runtime.autotuner import Autotuner
@@ -257,6 +279,9 @@ def tame_autotuning(shard: int = 0, shards: int = 1) -> None:
 
     def init(self: Any, fn: Any, names: Any, configs: Any, *args: Any, **kwargs: Any) -> None:
         configs = list(configs)
+        if quick:
+            few = [c for c in configs if c.num_warps in (2, 4) and c.num_stages in (2, 3)]
+            configs = few or configs[:2]
         original(self, fn, names, configs[shard::shards] or configs[:1], *args, **kwargs)
         self._do_bench = lambda call, quantiles: testing.do_bench(
             call, warmup=2, rep=8 if shards == 1 else 1, quantiles=quantiles
@@ -265,65 +290,92 @@ def tame_autotuning(shard: int = 0, shards: int = 1) -> None:
     Autotuner.__init__ = init
 
 
-def warm(job: tuple[str, int, str | None, int, int]) -> None:
+def warm(job: tuple[str, tuple[int, int, int], str | None, bool, int, int]) -> None:
     """Compile one method's kernels in its own process; the cache on disk serves the timing run."""
-    name, size, folder, shard, shards = job
+    name, (batch, length, size), folder, quick, shard, shards = job
     if folder:
         sys.path.insert(0, folder)
-    tame_autotuning(shard, shards)
+    tame_autotuning(quick, shard, shards)
     function, terms, leaves = METHODS[name]
     try:
-        inputs, back = make(1, 8_192, size, terms)
+        inputs, back = make(batch, length, size, terms)
         output = function(inputs)
-        torch.autograd.grad(output, [inputs[leaf] for leaf in leaves], back)
+        if not (quick and name in FORWARD_ONLY):
+            torch.autograd.grad(output, [inputs[leaf] for leaf in leaves], back)
         torch.cuda.synchronize()
     except Exception:
         return  # the timing run meets it again and says why
 
 
-def warm_jobs(names: list[str], sizes: list[int], folder: str | None) -> list[Any]:
-    """Jobs for `warm`: autotuned methods in shares, the composed one not at all."""
+def warm_jobs(
+    names: list[str], cut: list[tuple[int, int, int]], folder: str | None, quick: bool
+) -> list[Any]:
+    """Jobs for `warm`: autotuned methods in shares, those that compile nothing not at all."""
     jobs = []
-    for size in sizes:
-        for name in names:
-            shards = 12 if name.startswith("fla") else 1
-            if "x chunk" not in name:
-                jobs += [(name, size, folder, shard, shards) for shard in range(shards)]
+    for name in names:
+        if name.startswith("fla"):
+            shards = 4 if quick and name in FORWARD_ONLY else 8 if quick else 12
+            for size in sorted({size for _, _, size in cut}):
+                shape = (1, 8_192, size)
+                jobs += [(name, shape, folder, quick, shard, shards) for shard in range(shards)]
+        elif name.startswith("vort"):
+            # kernels know the number of segments, which few heads over many tokens change
+            jobs += [(name, shape, folder, quick, 0, 1) for shape in cut if shape in TARGETS]
+            jobs += [(name, (1, 8_192, 128), folder, quick, 0, 1)] if not quick else []
     return jobs
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as text, ratios to chunk_retention at the same shape."""
-    lines = [
+    head = (
         f"{'B,T,D':>16} {'method':<22} {'fwd':>8} {'fwd+bwd':>8} {'peak MiB':>9} {'floor':>13} "
         f"{'vs retention':>13}"
+    )
+    return "\n".join([head, *(line(row, rows) for row in rows)])
+
+
+def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """One row as text."""
+    shape = (row["batch"], row["length"], row["head_size"])
+    head = f"{','.join(map(str, shape)):>16} {row['method']:<22}"
+    fields = [
+        f"{row[key]:>8.3f}" if key in row else f"{'-':>8}" for key in ("forward_ms", "both_ms")
     ]
-    for row in rows:
-        shape = (row["batch"], row["length"], row["head_size"])
-        head = f"{','.join(map(str, shape)):>16} {row['method']:<22}"
-        fields = [
-            f"{row[key]:>8.3f}" if key in row else f"{'-':>8}" for key in ("forward_ms", "both_ms")
-        ]
-        fields.append(f"{row['peak_mib']:>9.0f}" if "peak_mib" in row else f"{'-':>9}")
-        floors = "/".join(
-            f"{row[k]:.2f}" for k in ("forward_floor_ms", "both_floor_ms") if k in row
-        )
-        base = next(
-            (
-                r
-                for r in rows
-                if r["method"] == "fla chunk_retention"
-                and (r["batch"], r["length"], r["head_size"]) == shape
-            ),
-            {},
-        )
-        ratios = "/".join(
-            f"{row[key] / base[key]:.2f}"
-            for key in ("forward_ms", "both_ms")
-            if key in row and key in base
-        )
-        lines.append(f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}")
-    return "\n".join(lines)
+    fields.append(f"{row['peak_mib']:>9.0f}" if "peak_mib" in row else f"{'-':>9}")
+    floors = "/".join(f"{row[k]:.2f}" for k in ("forward_floor_ms", "both_floor_ms") if k in row)
+    base = next(
+        (
+            r
+            for r in rows
+            if r["method"] == "fla chunk_retention"
+            and (r["batch"], r["length"], r["head_size"]) == shape
+        ),
+        {},
+    )
+    ratios = "/".join(
+        f"{row[key] / base[key]:.2f}"
+        for key in ("forward_ms", "both_ms")
+        if key in row and key in base
+    )
+    return f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}"
+
+
+def versions() -> dict[str, Any]:
+    """Where the figures come from."""
+    import triton
+
+    found = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda,
+        "command": " ".join(["python", "benchmarks/retention_gpu.py", *sys.argv[1:]]),
+    }
+    try:
+        import fla
+    except ImportError:
+        return found | {"flash-linear-attention": "not installed"}
+    return found | {"flash-linear-attention": fla.__version__}
 
 
 def main() -> None:
@@ -331,56 +383,52 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--with", dest="folder", help="folder of packages to compare with")
     parser.add_argument("--quick", action="store_true", help="only the shapes that have targets")
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS))
+    parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     if arguments.folder:
         sys.path.insert(0, arguments.folder)
-    import triton
-
-    result: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-    }
-    try:
-        import fla
-
-        result["flash-linear-attention"] = fla.__version__
-    except ImportError:
-        result["flash-linear-attention"] = "not installed"
-    sizes = sorted({size for _, _, size in shapes(arguments.quick)})
-    jobs = warm_jobs(arguments.methods, sizes, arguments.folder)
+    quick = arguments.quick
+    names = arguments.methods or (QUICK if quick else list(METHODS))
+    cut = shapes(quick)
     begin = time.perf_counter()
     # a process for each job: what it patches must not reach the next
     with ProcessPoolExecutor(
         arguments.workers, mp_context=get_context("spawn"), max_tasks_per_child=1
     ) as pool:
-        list(pool.map(warm, jobs))
+        list(pool.map(warm, warm_jobs(names, cut, arguments.folder, quick)))
+    tame_autotuning(quick)
+    result = versions()
     result["compile_s"] = time.perf_counter() - begin
-    tame_autotuning()
-    limits = ceilings()
-    result["ceilings"] = limits
+    result["autotuning"] = (
+        "of other packages' kernels: "
+        + ("2 or 4 warps, 2 or 3 stages" if quick else "every configuration")
+        + ", 8 ms a trial"
+    )
     rows: list[dict[str, Any]] = []
+
+    def save() -> None:
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(result, indent=1))
+
+    result["ceilings"] = limits = ceilings()
     result["rows"] = rows
-    for batch, length, size in shapes(arguments.quick):
-        for name in arguments.methods:
-            row = measure(name, batch, length, size)
+    result["decode"] = decode(limits)
+    save()
+    print(json.dumps({key: value for key, value in result.items() if key != "rows"}), flush=True)
+    for batch, length, size in cut:
+        for name in names:
+            row = measure(name, batch, length, size, quick and name in FORWARD_ONLY)
             if name.startswith("vort"):
                 row |= floor(row, limits)
             rows.append(row)
             torch.cuda.empty_cache()
-            if arguments.out:
-                arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps(result, indent=1))
-    result["decode"] = decode(limits)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1))
+            save()
+            print(line(row, rows), flush=True)
     print(table(rows))
-    print(json.dumps({key: value for key, value in result.items() if key != "rows"}))
 
 
 if __name__ == "__main__":

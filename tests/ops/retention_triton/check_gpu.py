@@ -1,7 +1,7 @@
 """GPU checks where there is no pytest: `python tests/ops/retention_triton/check_gpu.py`.
 
 Cases run in several processes because compiling, not computing, takes the time. Prints one line a
-case and exits 1 if any error is above its bound (1e-2 for bfloat16, 1e-4 for float32).
+case as it ends and exits 1 if any error is above its bound (1e-2 for bfloat16, 1e-4 for float32).
 
 Under a memory checker: `compute-sanitizer --tool memcheck python .../check_gpu.py --small` (and
 `--tool racecheck`): one small case of each dtype, in one process.
@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -76,6 +77,36 @@ def check(job: tuple[Case, torch.dtype, int]) -> dict[str, object]:
     }
 
 
+def about(seed: int, wanted: int) -> dict[str, object]:
+    """Where the records come from, and how many there are when all are there."""
+    import triton
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "command": " ".join(["python", "tests/ops/retention_triton/check_gpu.py", *sys.argv[1:]]),
+        "bounds": {str(dtype).split(".")[-1]: bound for dtype, bound in BOUNDS.items()},
+        "seed": seed,
+        "cases": wanted,
+    }
+
+
+def records_of(
+    jobs: list[tuple[Case, torch.dtype, int]], seed: int, workers: int
+) -> Iterator[dict[str, object]]:
+    """Every case's record as it ends, so that a run cut short leaves what it found."""
+    # a process for each case: an illegal access would spoil every later case of its process
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
+        waiting = [pool.submit(check, job) for job in jobs]
+        waiting += [pool.submit(check_steps, (case, torch.float32, seed)) for case in STEP_CASES]
+        waiting.append(pool.submit(check_compiled))
+        for done in as_completed(waiting):
+            yield done.result()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=12)
@@ -85,32 +116,32 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
+    # float32 first: it takes longer to compile
     jobs = [
         (case, dtype, arguments.seed + i)
+        for dtype in (torch.float32, torch.bfloat16)
         for i, case in enumerate(GPU_CASES)
-        for dtype in (torch.bfloat16, torch.float32)
         if arguments.match in case.name and arguments.dtype in (None, str(dtype).split(".")[-1])
     ]
-    steps = [(case, torch.float32, arguments.seed) for case in STEP_CASES]
     if arguments.small:
-        records = [check((small(jobs[4][0]), dtype, arguments.seed)) for dtype in BOUNDS]
+        found = iter([check((small(GPU_CASES[2]), dtype, arguments.seed)) for dtype in BOUNDS])
+        wanted = len(BOUNDS)
     else:
-        # a process for each case: an illegal access would spoil every later case of its process
-        with ProcessPoolExecutor(
-            arguments.workers, mp_context=get_context("spawn"), max_tasks_per_child=1
-        ) as pool:
-            stepped = pool.map(check_steps, steps)
-            compiled = pool.submit(check_compiled)
-            records = [*pool.map(check, jobs), *stepped, compiled.result()]
-    for record in records:
+        found = records_of(jobs, arguments.seed, arguments.workers)
+        wanted = len(jobs) + len(STEP_CASES) + 1
+    records: list[dict[str, object]] = []
+    for record in found:
+        records.append(record)
         told = record.get("failure") or "{0[0]} {0[1]:.1e}".format(record["worst"])
         above = {k: f"{e:.1e}" for k, e in record.get("errors", {}).items() if not e <= 5e-3}
-        print("ok  " if record["ok"] else "FAIL", record["dtype"], record["case"], told, above)
+        verdict = "ok  " if record["ok"] else "FAIL"
+        print(verdict, record["dtype"], record["case"], told, above, flush=True)
+        if arguments.out:
+            report = about(arguments.seed, wanted) | {"records": records}
+            Path(arguments.out).write_text(json.dumps(report, indent=1))
     passed = sum(bool(record["ok"]) for record in records)
     print(f"{passed} of {len(records)} passed, seed {arguments.seed}")
-    if arguments.out:
-        Path(arguments.out).write_text(json.dumps(records, indent=1))
-    os._exit(0 if passed == len(records) else 1)
+    os._exit(0 if passed == wanted else 1)
 
 
 if __name__ == "__main__":

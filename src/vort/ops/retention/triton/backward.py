@@ -28,7 +28,7 @@ from .tiles import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def normalizer_kernel(
     o, do, den, inv_out, shift_out, rows, eps,
     V: tl.constexpr, BV: tl.constexpr, BR: tl.constexpr,
@@ -110,13 +110,19 @@ def query_kernel(
     if HAS_READ:
         readt = load_modes(read, t0, n, h, H, modes, S, BT)
     if NORM == 1:
-        bt = load_normalizer(b, slot, modes, S, K, BK).to(dtype)
+        bw = load_normalizer(b, slot, modes, S, K, BK)
+        bt = bw.to(dtype)
         f2 = tl.exp2(rates[None, :] * since[:, None]) * shiftt[:, None]
         if MODES:
             dr += f2 * tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
         if HAS_READ:
             f2 *= readt
-        dqt = tl.dot(f2.to(dtype), bt, dqt, input_precision=PREC)
+        ft = f2.to(dtype)
+        dqt = tl.dot(ft, bt, dqt, input_precision=PREC)
+        if dtype != tl.float32:
+            # where values have a mean this nearly cancels what the states add: it needs more bits
+            dqt = tl.dot(ft, (bw - bt.to(tl.float32)).to(dtype), dqt, input_precision=PREC)
+            dqt = tl.dot((f2 - ft.to(tl.float32)).to(dtype), bt, dqt, input_precision=PREC)
     elif NORM == 2:
         ks = tl.arange(0, BK)
         b0 = tl.load(b + slot * K + ks, mask=ks < K, other=0.0)

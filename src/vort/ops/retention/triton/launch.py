@@ -1,4 +1,4 @@
-"""The kernels in order: states, scan, outputs; then states both ways, scans, gradients."""
+"""The kernels in order: states, outputs; then states both ways and gradients."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +8,17 @@ from torch import Tensor
 
 from .backward import key_kernel, normalizer_kernel, query_kernel
 from .forward import output_kernel
+from .launcher import launch
 from .states import state_kernel
-from .tiling import Tiling, choose_tiling, power_of_two
+from .tiling import Shape, Tiling, choose_tiling, power_of_two
 
 __all__ = ["Problem", "run_backward", "run_forward"]
 
-# Programs that fill a large GPU three times; with far fewer, sequences are cut into segments.
-PROGRAMS = 400
+# Programs of the walk over states that a large GPU runs at once (four on each of 132).
+RESIDENT = 528
+# Segments cost a second pass and run closer together: fewer than this gain nothing.
+FEWEST_SEGMENTS = 5
+ROWWISE = Shape(columns=0, warps=4, stages=1)
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,10 @@ def _rate_stride(log_decay: Tensor) -> int:
     return log_decay.shape[-1] if log_decay.dim() == 2 else 0
 
 
-def _launch(kernel: Any, grid: int, *args: Any, **constants: Any) -> None:
-    if grid > 0:
-        kernel[(grid,)](*args, **constants)
+def _segments(programs: int, spans: int) -> int:
+    """Pieces a sequence is cut into, so that `programs` walks fill the GPU; 1 if it is not cut."""
+    segments = min(RESIDENT // max(programs, 1), spans // 2)
+    return segments if segments >= FEWEST_SEGMENTS else 1
 
 
 def _states(
@@ -155,10 +160,7 @@ def _states(
     blocks = key_blocks * _cdiv(p.value_dim, columns) * _cdiv(p.terms, tiling.state_modes)
     blocks += key_blocks if p.normalizer else 0
     programs = p.sequences * p.heads * blocks
-    spans = p.slots // max(p.sequences, 1)
-    segments = min(PROGRAMS // max(programs, 1), spans // 4)
-    if segments < 3:  # two passes: two segments would gain nothing
-        segments = 1
+    segments = _segments(programs, p.slots // max(p.sequences, 1))
 
     def new(lead: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         b = x.new_empty(*lead, *vectors, dtype=torch.float32) if p.normalizer else None
@@ -177,7 +179,7 @@ def _states(
         rows = p.sequences * segments * blocks
         grad = x.new_zeros(rows, p.heads, p.terms, dtype=torch.float32)
     for only_sums in (True, False) if segments > 1 else (False,):
-        _launch(
+        launch(
             state_kernel, programs * segments,
             x, y, weight, log_decay, scale, shift, G, b, *others, *first, *last, *sums, grad,
             p.cu, p.seq_span, p.length, p.spans, _rate_stride(log_decay),
@@ -185,7 +187,7 @@ def _states(
             BV=columns, BL=tiling.state_rows, SEGMENTS=segments, SUMS=only_sums, REVERSE=reverse,
             HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
             HAS_FIRST=first[0] is not None, HAS_LAST=keep_last, DECAY_GRAD=decay_grad,
-            PREC=tiling.precision, **tiling.state.options(), **p.common(),
+            PREC=tiling.precision, shape=tiling.state, **p.common(),
         )  # fmt: skip
     return G, b, *last, grad
 
@@ -210,12 +212,12 @@ def run_forward(
     if p.normalizer:
         den = v.new_empty(v.shape[:-1], dtype=torch.float32)
     columns = tiling.output.columns
-    _launch(
+    launch(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, G, b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
         BV=columns, SD=tiling.diagonal_modes, HAS_READ=read is not None,
-        **tiling.output.options(), **p.block(),
+        shape=tiling.output, **p.block(),
     )  # fmt: skip
     return o, den, G_last, b_last
 
@@ -244,10 +246,10 @@ def run_backward(
     inv = shift = None
     if den is not None:
         inv, shift = torch.empty_like(den), torch.empty_like(den)
-        _launch(
+        launch(
             normalizer_kernel, _cdiv(den.numel(), 32),
             o, do, den, inv, shift, den.numel(), p.eps,
-            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, num_warps=4,
+            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, shape=ROWWISE,
         )  # fmt: skip
     rate_stride = _rate_stride(log_decay)
     flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
@@ -258,10 +260,10 @@ def run_backward(
 
     G, b, *_ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last=False)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
-    _launch(
+    launch(
         query_kernel, p.row_blocks * p.heads,
         q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, row_part, p.table,
-        p.length, p.spans, rate_stride, BV=tiling.query.columns, **tiling.query.options(), **flags,
+        p.length, p.spans, rate_stride, BV=tiling.query.columns, shape=tiling.query, **flags,
     )  # fmt: skip
 
     R, rb, dG_first, db_first, grad = _states(
@@ -275,11 +277,11 @@ def run_backward(
     for keys, values, programs in (
         [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
     ):
-        _launch(
+        launch(
             key_kernel, p.row_blocks * p.heads * programs,
             q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, column_part,
             p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
-            BV=tiling.key.columns, **tiling.key.options(), **flags,
+            BV=tiling.key.columns, shape=tiling.key, **flags,
         )  # fmt: skip
     dlog = None
     if grad is not None and row_part is not None and column_part is not None:

@@ -1,13 +1,16 @@
 """`vort::retention_forward` and `vort::retention_backward`: the kernels as PyTorch operators.
 
 Custom operators with fake kernels, so that `torch.compile(fullgraph=True)` sees through them.
-An operator returns no None: what is absent is an empty tensor.
+An operator returns no None: what is absent is an empty tensor. Calls that nothing traces go through
+an autograd function instead, which costs the host far less than an operator does.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
 
 from vort.ops.retention.state import RetentionState
 
@@ -20,6 +23,67 @@ NORMALIZER_CODES = {"none": 0, "decayed": 1, "undecayed": 2}
 
 def _dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    G: Tensor | None,
+    b: Tensor | None,
+    cu_seqlens: Tensor | None,
+    normalizer: int,
+    include_self: bool,
+    keep_last: bool,
+    eps: float,
+    span: int,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Outputs, raw normaliser, final G, final b; None where absent."""
+    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
+    with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
+        return run_forward(
+            problem, q.contiguous(), k.contiguous(), v.contiguous(), write.contiguous(),
+            log_decay.contiguous(), _dense(read), _dense(G), _dense(b), keep_last,
+        )  # fmt: skip
+
+
+def _gradients(
+    do: Tensor,
+    dG_last: Tensor | None,
+    db_last: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    G: Tensor | None,
+    b: Tensor | None,
+    cu_seqlens: Tensor | None,
+    o: Tensor,
+    den: Tensor | None,
+    normalizer: int,
+    include_self: bool,
+    decay_grad: bool,
+    eps: float,
+    span: int,
+) -> tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]:
+    """Gradients to q, k, v, write, read, log_decay, initial G, initial b; None where absent."""
+    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
+    with torch.cuda.device_of(q):
+        dq, dk, dv, dwrite, dread, dlog, dG, db = run_backward(
+            problem, do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(),
+            write.contiguous(), log_decay.contiguous(), _dense(read), _dense(G), _dense(b),
+            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad,
+        )  # fmt: skip
+        if dlog is not None:
+            dlog = (dlog.sum(0) if log_decay.dim() == 1 else dlog).to(log_decay.dtype)
+    return dq, dk, dv, dwrite, dread, dlog, dG, db
 
 
 @torch.library.custom_op("vort::retention_forward", mutates_args=())
@@ -40,18 +104,16 @@ def retention_forward(
     span: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs, raw normaliser, final G, final b."""
-    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
-    with _on_device_of(q):
-        o, den, G_last, b_last = run_forward(
-            problem, q.contiguous(), k.contiguous(), v.contiguous(), write.contiguous(),
-            log_decay.contiguous(), _dense(read), _dense(G), _dense(b), keep_last,
-        )  # fmt: skip
-    none = q.new_empty(0, dtype=torch.float32)
+    o, den, G_last, b_last = _forward(
+        q, k, v, write, log_decay, read, G, b, cu_seqlens, normalizer, include_self, keep_last,
+        eps, span,
+    )  # fmt: skip
+    absent = [q.new_empty(0, dtype=torch.float32) for _ in range(3)]
     return (
         o,
-        none if den is None else den,
-        none.clone() if G_last is None else G_last,
-        none.clone() if b_last is None else b_last,
+        absent[0] if den is None else den,
+        absent[1] if G_last is None else G_last,
+        absent[2] if b_last is None else b_last,
     )
 
 
@@ -96,23 +158,12 @@ def retention_backward(
     span: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients to q, k, v, write, read, log_decay, initial G, initial b."""
-    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
-    with _on_device_of(q):
-        dq, dk, dv, dwrite, dread, dlog, dG, db = run_backward(
-            problem, do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(),
-            write.contiguous(), log_decay.contiguous(), _dense(read), _dense(G), _dense(b),
-            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad,
-        )  # fmt: skip
-    if dlog is not None:
-        dlog = (dlog.sum(0) if log_decay.dim() == 1 else dlog).to(log_decay.dtype)
-    absent = [q.new_empty(0, dtype=torch.float32) for _ in range(4)]
-    return (
-        dq, dk, dv, dwrite,
-        absent[0] if dread is None else dread,
-        absent[1] if dlog is None else dlog,
-        absent[2] if dG is None else dG,
-        absent[3] if db is None else db,
+    dq, dk, dv, dwrite, *others = _gradients(
+        do, dG_last, db_last, q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
+        normalizer, include_self, decay_grad, eps, span,
     )  # fmt: skip
+    dread, dlog, dG, db = (q.new_empty(0, dtype=torch.float32) if x is None else x for x in others)
+    return dq, dk, dv, dwrite, dread, dlog, dG, db
 
 
 @retention_backward.register_fake
@@ -133,12 +184,7 @@ def _(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def _on_device_of(x: Tensor) -> Any:
-    """Launch on the GPU that holds the data, whichever is current."""
-    return torch.cuda.device_of(x)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
     q, k, v, write, log_decay, read, G, b, cu_seqlens, *options = inputs
     ctx.normalizer, ctx.include_self, ctx.keep_last, ctx.eps, ctx.span = options
     ctx.save_for_backward(q, k, v, write, log_decay, read, G, b, cu_seqlens, *output[:2])
@@ -164,6 +210,33 @@ def _backward(ctx: Any, do: Tensor, dden: Tensor, dG_last: Tensor, db_last: Tens
 
 
 retention_forward.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _Retention(torch.autograd.Function):
+    """The same as the operator, without a dispatcher in between."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
+        o, den, G_last, b_last = _forward(*inputs)
+        _setup_context(ctx, inputs, (o, den))
+        return o, G_last, b_last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor, dG_last: Tensor, db_last: Tensor) -> Any:
+        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den = ctx.saved_tensors
+        decay_grad = ctx.needs_input_grad[4]
+        dq, dk, dv, dwrite, dread, dlog, dG, db = _gradients(
+            do, dG_last if ctx.keep_last else None, db_last if ctx.keep_last else None,
+            q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
+            ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span,
+        )  # fmt: skip
+        return dq, dk, dv, dwrite, dlog, dread, dG, db, None, None, None, None, None, None
+
+
+def _traced(x: Tensor) -> bool:
+    """Whether something records what is called on x, and so must see an operator."""
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
 
 
 def retention_triton(
@@ -198,10 +271,14 @@ def retention_triton(
             if initial_state.b is None:
                 raise ValueError(f"initial_state.b must be given for normalizer={normalizer!r}")
             b = initial_state.b.float()
-    o, _, G_last, b_last = retention_forward(
+    inputs = (
         q, k, v, write, log_decay, read, G, b, cu_seqlens, NORMALIZER_CODES[normalizer],
         include_self, output_final_state, eps, span or 0,
     )  # fmt: skip
+    if _traced(q):
+        o, _, G_last, b_last = retention_forward(*inputs)
+    else:
+        o, G_last, b_last = _Retention.apply(*inputs)  # type: ignore[no-untyped-call]
     if not output_final_state:
         return o, None
     return o, RetentionState(G_last, b_last if normalizer != "none" else None)

@@ -8,13 +8,17 @@ of one) and writes what it holds at every span start; nothing is read back. The 
 forward (k, v, write; left to right) and backward (q, do, read; right to left).
 
 A long sequence with few heads would leave the GPU empty, so it is cut into segments: a first pass
-keeps only what each segment adds, the second starts from the sum of those before it.
+keeps only what each segment adds, the second starts from the sum of those before it. The first pass
+looks no further back from a segment's end than its modes remember, so fast modes cost it little.
 """
 
 import triton
 import triton.language as tl
 
-from .tiles import load_column, load_modes, load_rates, load_rows
+from .tiles import DEAD, load_column, load_modes, load_rates, load_rows
+
+# A segment's sum leaves out tokens that have decayed by 2**-MEMORY, far below float32's last bit.
+MEMORY = tl.constexpr(64.0)
 
 
 @triton.jit
@@ -56,6 +60,13 @@ def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr
     else:
         total = tl.minimum(hi * SPAN, length) - tl.minimum(lo * SPAN, length)
     return total.to(tl.float32)
+
+
+@triton.jit
+def _remembered(rate, SPAN: tl.constexpr):
+    """Spans before a segment's end that still matter there, for a decay in base 2."""
+    tokens = MEMORY / tl.maximum(-rate, 1.0e-6)
+    return (tokens / SPAN).to(tl.int32) + 1
 
 
 @triton.jit
@@ -156,6 +167,7 @@ def _values(
     # compared as a column: the interpreter cannot and a block with a scalar truth value
     mask0 = mask & ((ks * 0 + s0)[:, None] < S)
     rate0 = load_rates(log_decay, h, rate_h, s0, S)
+    slowest = rate0
     total0 = 0.0
     acc0 = _begin(
         first, segment_sums, rate0, s0, h, n, seg, per, n_spans, length, tile, mask0,
@@ -165,6 +177,7 @@ def _values(
         s1 = s0 + 1
         mask1 = mask & ((ks * 0 + s1)[:, None] < S)
         rate1 = load_rates(log_decay, h, rate_h, s1, S)
+        slowest = tl.maximum(slowest, tl.where(s1 < S, rate1, DEAD))
         total1 = 0.0
         acc1 = _begin(
             first, segment_sums, rate1, s1, h, n, seg, per, n_spans, length, tile, mask1,
@@ -177,6 +190,8 @@ def _values(
         mask3 = mask & ((ks * 0 + s3)[:, None] < S)
         rate2 = load_rates(log_decay, h, rate_h, s2, S)
         rate3 = load_rates(log_decay, h, rate_h, s3, S)
+        slowest = tl.maximum(slowest, tl.where(s2 < S, rate2, DEAD))
+        slowest = tl.maximum(slowest, tl.where(s3 < S, rate3, DEAD))
         total2 = 0.0
         total3 = 0.0
         acc2 = _begin(
@@ -189,6 +204,8 @@ def _values(
         )  # fmt: skip
     begin = seg * per
     end = tl.minimum(begin + per, n_spans)
+    if SUMS:
+        begin = tl.maximum(begin, end - _remembered(slowest, SPAN))
     for it in range(begin * PARTS, end * PARTS):
         part, t0, left, span_length, slot = _walk(
             it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE

@@ -66,7 +66,8 @@ def choose_tiling(
     keys, values = power_of_two(key_dim), power_of_two(value_dim)
     widest = max(keys, values)
     modes = power_of_two(terms)
-    state_modes = min(4, power_of_two(terms, 1))
+    # Two modes of 64 columns reuse a value tile more than four of 32 do, in as many registers.
+    state_modes = min(2 if keys <= 64 or dtype == torch.float32 else 4, power_of_two(terms, 1))
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining.
         rows = 32 if widest <= 64 else 16
@@ -102,9 +103,10 @@ def choose_tiling(
         state_rows=64,
         state_keys=min(keys, 128),
         state_modes=state_modes,
-        state=Shape(min(values, 64 if terms <= 2 else 32), 4 if keys <= 64 else 8, 3),
+        # 128 registers: four programs on a multiprocessor, which the number of segments counts on
+        state=Shape(min(values, 64), 4, 3, 128) if keys <= 64 else Shape(min(values, 32), 8, 3),
         output=Shape(min(values, 64), 4, 3, None if wide else 168),
-        query=Shape(min(values, 128), 4 if widest <= 128 else 8, 2),
+        query=Shape(min(values, 128), 4 if widest <= 128 else 8, 2 if wide else 3),
         key=Shape(min(values, 128), 8 if wide else 4, 2 if widest > 128 else 3),
         precision="tf32",
     )

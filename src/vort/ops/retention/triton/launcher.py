@@ -1,0 +1,45 @@
+"""Launching a kernel again without asking Triton again which of its compiled forms to run.
+
+Triton looks at every argument on every launch, which for kernels of forty arguments takes longer
+than short kernels run. Here the question is asked once for each combination of compile-time
+constants, argument types and alignments, all that a compiled form depends on.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from .tiling import Shape
+
+__all__ = ["launch"]
+
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def _kind(argument: Any) -> object:
+    """What of one argument a compiled form depends on: type, alignment, width of an integer."""
+    if isinstance(argument, Tensor):
+        dtype = argument.dtype
+        return dtype if argument.data_ptr() % 16 == 0 else (dtype, "unaligned")
+    if isinstance(argument, int):
+        return argument.bit_length() > 31
+    return type(argument)
+
+
+def launch(kernel: Any, grid: int, *arguments: Any, shape: Shape, **constants: Any) -> None:
+    """Run `grid` programs of `kernel`; its integer arguments must be marked do_not_specialize.
+
+    `arguments` come in the kernel's order, a tensor first; every later parameter is a constant.
+    """
+    if grid == 0:
+        return
+    # by identity: a kernel's own hash reads its source
+    key = (id(kernel), arguments[0].device, shape, *constants.values(), *map(_kind, arguments))
+    known = _compiled.get(key)
+    if known is not None:
+        known[0][(grid, 1, 1)](*arguments, *known[1])
+        return
+    compiled = kernel[(grid,)](*arguments, **constants, **shape.options())
+    if compiled is not None:  # the interpreter has nothing to hand back
+        names = kernel.arg_names[len(arguments) :]
+        _compiled[key] = (compiled, tuple(constants[name] for name in names))
