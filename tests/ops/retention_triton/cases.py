@@ -74,6 +74,7 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[
         rates = rates * uniform(case.heads, 1)
     shape = (batch, length, case.heads)
     v, do = normal(*shape, case.value_dim), normal(*shape, case.value_dim)
+    mean = 0.0
     if trend:
         mean = 0.1 if case.normalizer == "decayed" else 0.25
         v = v + 2 * mean * torch.linspace(0, 1, max(length, 1))[:length, None, None]
@@ -89,7 +90,7 @@ def make_inputs(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[
         tensors["read"] = uniform(*shape, case.terms)
     if case.initial:
         state = (sequences, case.heads, case.terms, case.key_dim)
-        tensors["G"] = normal(*state, case.value_dim)
+        tensors["G"] = normal(*state, case.value_dim) + mean
         if case.normalizer != "none":
             rows = case.terms if case.normalizer == "decayed" else 1
             tensors["b"] = uniform(sequences, case.heads, rows, case.key_dim)
