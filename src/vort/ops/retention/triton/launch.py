@@ -18,6 +18,8 @@ __all__ = ["Problem", "run_backward", "run_forward"]
 RESIDENT = 528
 # Segments cost a second pass and run closer together: fewer than this gain nothing.
 FEWEST_SEGMENTS = 5
+# Parts of a segment in the first pass, where programs differ in how far they look back.
+FINE = 3
 ROWWISE = Shape(columns=0, warps=4, stages=1)
 
 
@@ -170,8 +172,9 @@ def _states(
     last = new((p.sequences,), torch.float32) if keep_last else (None, None)
     sums: tuple[Tensor | None, Tensor | None] = (None, None)
     if segments > 1:
-        G_sums = x.new_empty(p.sequences, p.heads, segments, *matrices[1:], dtype=torch.float32)
-        b_sums = x.new_empty(p.sequences, p.heads, segments, *vectors[1:], dtype=torch.float32)
+        lead = (p.sequences, p.heads, (segments - 1) * FINE)
+        G_sums = x.new_empty(*lead, *matrices[1:], dtype=torch.float32)
+        b_sums = x.new_empty(*lead, *vectors[1:], dtype=torch.float32)
         sums = (G_sums, b_sums if p.normalizer else None)
     decay_grad = others[0] is not None
     grad = None
@@ -180,12 +183,12 @@ def _states(
         grad = x.new_zeros(rows, p.heads, p.terms, dtype=torch.float32)
     for only_sums in (True, False) if segments > 1 else (False,):
         launch(
-            state_kernel, programs * segments,
+            state_kernel, programs * ((segments - 1) * FINE if only_sums else segments),
             x, y, weight, log_decay, scale, shift, G, b, *others, *first, *last, *sums, grad,
             p.cu, p.seq_span, p.length, p.spans, _rate_stride(log_decay),
             SB=p.norm_terms, SP=tiling.modes, SG=tiling.state_modes, BK=tiling.state_keys,
-            BV=columns, BL=tiling.state_rows, SEGMENTS=segments, SUMS=only_sums, REVERSE=reverse,
-            HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
+            BV=columns, BL=tiling.state_rows, SEGMENTS=segments, FINE=FINE, SUMS=only_sums,
+            REVERSE=reverse, HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
             HAS_FIRST=first[0] is not None, HAS_LAST=keep_last, DECAY_GRAD=decay_grad,
             PREC=tiling.precision, shape=tiling.state, **p.common(),
         )  # fmt: skip

@@ -9,7 +9,8 @@ forward (k, v, write; left to right) and backward (q, do, read; right to left).
 
 A long sequence with few heads would leave the GPU empty, so it is cut into segments: a first pass
 keeps only what each segment adds, the second starts from the sum of those before it. The first pass
-looks no further back from a segment's end than its modes remember, so fast modes cost it little.
+looks no further back from a segment's end than its modes remember, so fast modes cost it little,
+and cuts segments finer (FINE parts each), so that programs with work to do spread evenly.
 """
 
 import triton
@@ -66,15 +67,16 @@ def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr
 def _remembered(rate, SPAN: tl.constexpr):
     """Spans before a segment's end that still matter there, for a decay in base 2."""
     tokens = MEMORY / tl.maximum(-rate, 1.0e-6)
-    return (tokens / SPAN).to(tl.int32) + 1
+    # one for the rest of the division, one because the sequence may end in a short span
+    return (tokens / SPAN).to(tl.int32) + 2
 
 
 @triton.jit
 def _begin(
     first, segment_sums, rate, s, h, n, seg, per, n_spans, length, tile, mask,
     H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, SPAN: tl.constexpr, SEGMENTS: tl.constexpr, SUMS: tl.constexpr,
-    REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
+    BV: tl.constexpr, SPAN: tl.constexpr, SEGMENTS: tl.constexpr, FINE: tl.constexpr,
+    SUMS: tl.constexpr, REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """What one mode holds before the first token of the segment."""
     acc = tl.zeros([BK, BV], dtype=tl.float32)
@@ -83,9 +85,10 @@ def _begin(
             at = ((n * H + h).to(tl.int64) * S + s) * (K * V)
             acc += tl.load(first + at + tile, mask=mask, other=0.0).to(tl.float32)
         if SEGMENTS > 1:
-            for g in range(seg):
-                tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
-                at = (((n * H + h).to(tl.int64) * SEGMENTS + g) * S + s) * (K * V)
+            PARTS: tl.constexpr = (SEGMENTS - 1) * FINE
+            for g in range(seg * FINE):
+                tokens = _tokens(g * (per // FINE), per // FINE, n_spans, length, SPAN, REVERSE)
+                at = (((n * H + h).to(tl.int64) * PARTS + g) * S + s) * (K * V)
                 more = tl.load(segment_sums + at + tile, mask=mask, other=0.0)
                 acc = acc * tl.exp2(rate * tokens) + more
     return acc
@@ -127,12 +130,12 @@ def _add(
 def _finish(
     acc, total, last, segment_sums, grad, s, h, n, seg, grad_at, tile, mask,
     H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
-    SEGMENTS: tl.constexpr, SUMS: tl.constexpr, HAS_LAST: tl.constexpr,
+    SEGMENTS: tl.constexpr, FINE: tl.constexpr, SUMS: tl.constexpr, HAS_LAST: tl.constexpr,
     DECAY_GRAD: tl.constexpr,
 ):  # fmt: skip
     """Hand on what one mode holds after the last token of the segment."""
     if SUMS:
-        at = (((n * H + h).to(tl.int64) * SEGMENTS + seg) * S + s) * (K * V)
+        at = (((n * H + h).to(tl.int64) * ((SEGMENTS - 1) * FINE) + seg) * S + s) * (K * V)
         tl.store(segment_sums + at + tile, acc, mask=mask)
     else:
         if HAS_LAST:
@@ -149,9 +152,9 @@ def _values(
     h, n, seg, kb, vb, sg, n_spans, length, per, first_token, first_span, rate_h, grad_at,
     H: tl.constexpr, S: tl.constexpr, SG: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
-    SEGMENTS: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
-    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+    SEGMENTS: tl.constexpr, FINE: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr,
+    HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """One, two or four modes of a [BK, BV] tile of G, each in its own registers.
 
@@ -171,7 +174,7 @@ def _values(
     total0 = 0.0
     acc0 = _begin(
         first, segment_sums, rate0, s0, h, n, seg, per, n_spans, length, tile, mask0,
-        H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+        H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
     )  # fmt: skip
     if SG > 1:
         s1 = s0 + 1
@@ -181,7 +184,7 @@ def _values(
         total1 = 0.0
         acc1 = _begin(
             first, segment_sums, rate1, s1, h, n, seg, per, n_spans, length, tile, mask1,
-            H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+            H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
         )  # fmt: skip
     if SG > 2:
         s2 = s0 + 2
@@ -196,16 +199,18 @@ def _values(
         total3 = 0.0
         acc2 = _begin(
             first, segment_sums, rate2, s2, h, n, seg, per, n_spans, length, tile, mask2,
-            H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+            H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
         )  # fmt: skip
         acc3 = _begin(
             first, segment_sums, rate3, s3, h, n, seg, per, n_spans, length, tile, mask3,
-            H, S, K, V, BK, BV, SPAN, SEGMENTS, SUMS, REVERSE, HAS_FIRST,
+            H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
         )  # fmt: skip
     begin = seg * per
     end = tl.minimum(begin + per, n_spans)
     if SUMS:
-        begin = tl.maximum(begin, end - _remembered(slowest, SPAN))
+        # what is read is the sum at the end of the whole segment
+        whole = tl.minimum((seg // FINE + 1) * FINE * per, n_spans)
+        begin = tl.maximum(begin, whole - _remembered(slowest, SPAN))
     for it in range(begin * PARTS, end * PARTS):
         part, t0, left, span_length, slot = _walk(
             it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
@@ -255,21 +260,21 @@ def _values(
             )  # fmt: skip
     _finish(
         acc0, total0, last, segment_sums, grad, s0, h, n, seg, grad_at, tile, mask0,
-        H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+        H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
     )  # fmt: skip
     if SG > 1:
         _finish(
             acc1, total1, last, segment_sums, grad, s1, h, n, seg, grad_at, tile, mask1,
-            H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+            H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
         )  # fmt: skip
     if SG > 2:
         _finish(
             acc2, total2, last, segment_sums, grad, s2, h, n, seg, grad_at, tile, mask2,
-            H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+            H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
         )  # fmt: skip
         _finish(
             acc3, total3, last, segment_sums, grad, s3, h, n, seg, grad_at, tile, mask3,
-            H, S, K, V, SEGMENTS, SUMS, HAS_LAST, DECAY_GRAD,
+            H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
         )  # fmt: skip
 
 
@@ -279,9 +284,9 @@ def _sums(
     h, n, seg, kb, n_spans, length, per, first_token, first_span, rate_h, grad_at,
     H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     BK: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr,
-    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
-    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+    FINE: tl.constexpr, SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr,
+    HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Every mode of b, as ``[weights]^T x``.
 
@@ -289,6 +294,7 @@ def _sums(
     in shared memory on Hopper. The weights keep more bits than bfloat16, since b sums over signs.
     """
     PARTS: tl.constexpr = SPAN // BL
+    FINER: tl.constexpr = (SEGMENTS - 1) * FINE
     modes = tl.arange(0, SP)
     ks = kb * BK + tl.arange(0, BK)
     offs = modes[:, None] * K + ks[None, :]
@@ -304,9 +310,9 @@ def _sums(
             at = (n * H + h).to(tl.int64) * STATE
             acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
         if SEGMENTS > 1:
-            for g in range(seg):
-                tokens = _tokens(g * per, per, n_spans, length, SPAN, REVERSE)
-                at = ((n * H + h).to(tl.int64) * SEGMENTS + g) * STATE
+            for g in range(seg * FINE):
+                tokens = _tokens(g * (per // FINE), per // FINE, n_spans, length, SPAN, REVERSE)
+                at = ((n * H + h).to(tl.int64) * FINER + g) * STATE
                 more = tl.load(segment_sums + at + offs, mask=mask, other=0.0)
                 acc = acc * tl.exp2(rates * tokens)[:, None] + more
     begin = seg * per
@@ -336,7 +342,7 @@ def _sums(
             w *= load_column(shift, t0, left, h, H, 0, 1, BL)[:, None]
         acc = tl.dot(tl.trans(w), xt.to(tl.float32), acc, input_precision=PREC)
     if SUMS:
-        at = ((n * H + h).to(tl.int64) * SEGMENTS + seg) * STATE
+        at = ((n * H + h).to(tl.int64) * FINER + seg) * STATE
         tl.store(segment_sums + at + offs, acc, mask=mask)
     else:
         if HAS_LAST:
@@ -353,8 +359,8 @@ def state_kernel(
     G_last, b_last, G_sums, b_sums, grad, cu, seq_span, T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SG: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr, SUMS: tl.constexpr,
-    NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr, FINE: tl.constexpr,
+    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
     DECAY_GRAD: tl.constexpr, VARLEN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -371,11 +377,10 @@ def state_kernel(
     pid = tl.program_id(0)
     block = pid % BLOCKS
     h = (pid // BLOCKS) % H
-    seg = (pid // (BLOCKS * H)) % SEGMENTS
-    n = pid // (BLOCKS * H * SEGMENTS)
-    if SUMS:
-        if seg == SEGMENTS - 1:
-            return
+    # nothing starts from the sum of the last segment
+    COUNT: tl.constexpr = (SEGMENTS - 1) * FINE if SUMS else SEGMENTS
+    seg = (pid // (BLOCKS * H)) % COUNT
+    n = pid // (BLOCKS * H * COUNT)
     if VARLEN:
         first_token = tl.load(cu + n).to(tl.int64)
         length = (tl.load(cu + n + 1) - first_token).to(tl.int32)
@@ -385,7 +390,9 @@ def state_kernel(
         length = n * 0 + T
         first_span = n * SPANS
     n_spans = (length + SPAN - 1) // SPAN
-    per = (n_spans + SEGMENTS - 1) // SEGMENTS
+    per = (n_spans + SEGMENTS * FINE - 1) // (SEGMENTS * FINE)
+    if not SUMS:
+        per *= FINE
     # blocks of one (sequence, segment) lie apart, so that each writes its own row
     grad_at = (((n * SEGMENTS + seg) * BLOCKS + block) * H + h) * S
     if block < NK * NV * NS:
@@ -393,8 +400,8 @@ def state_kernel(
             x, y, weight, log_decay, scale, G, G_other, G_first, G_last, G_sums, grad,
             h, n, seg, block // (NV * NS), block % NV, (block // NV) % NS, n_spans, length, per,
             first_token, first_span, rate_h, grad_at,
-            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, SUMS, REVERSE, HAS_WEIGHT, HAS_SCALE,
-            HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
+            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, FINE, SUMS, REVERSE, HAS_WEIGHT,
+            HAS_SCALE, HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
         )  # fmt: skip
     else:
         if NORM > 0:
@@ -402,6 +409,6 @@ def state_kernel(
                 x, weight, log_decay, shift, b, b_other, b_first, b_last, b_sums, grad,
                 h, n, seg, block - NK * NV * NS, n_spans, length, per, first_token, first_span,
                 rate_h, grad_at,
-                H, S, SB, SP, K, BK, SPAN, BL, SEGMENTS, SUMS, NORM, REVERSE, HAS_WEIGHT,
+                H, S, SB, SP, K, BK, SPAN, BL, SEGMENTS, FINE, SUMS, NORM, REVERSE, HAS_WEIGHT,
                 HAS_SCALE, HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
             )  # fmt: skip
