@@ -25,9 +25,9 @@ class RetentionMemory(Memory):
         num_heads: H.
         head_dim: D, of queries and keys.
         value_dim: V.
-        features: name of a feature map, see `vort.ops.feature_maps`. FAVOR+ is the paper's, and
-            with normalised queries and keys the quickest to learn a recall: no map to train, and
-            similarities that are sharp from the first step on.
+        features: name of a feature map, see `vort.ops.feature_maps`. FAVOR+, the default, is the
+            paper's and has no parameters; learned maps ("hedgehog") start slower and in small
+            recall tests ended as well, so which serves text best is for experiments to say.
         num_features: its output dimension, where it is free.
         normalizer: "decayed", "undecayed" or "none", see `retention`.
         include_self: whether a token may read what it writes.
