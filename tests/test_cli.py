@@ -3,19 +3,23 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from vort.cli import app
 from vort.fractional import PowerLawBasis
 
-runner = CliRunner(env={"COLUMNS": "120", "TERM": "dumb"})
+runner = CliRunner(env={"TERM": "dumb"})
 
 
 def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_kernel_prints_basis_certificate_and_comparison(tmp_path: Path) -> None:
+def test_kernel_prints_basis_certificate_and_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vort.commands.kernel.console", Console(width=120))
     picture, saved = tmp_path / "kernels.png", tmp_path / "basis.json"
     arguments = ["kernel", "--horizon", "10000", "--tolerance", "2e-3"]
     result = runner.invoke(app, [*arguments, "--plot", str(picture), "--save", str(saved)])
