@@ -44,6 +44,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 
 bench: $(STAMP)  ## the measured comparisons that this machine can run
 	$(BIN)/python benchmarks/retention_cpu.py
+	$(BIN)/python benchmarks/local_attention_cpu.py
 
 docs: $(STAMP)  ## build the documentation into site/, strictly
 	$(BIN)/mkdocs build --strict --quiet
