@@ -360,7 +360,7 @@ def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}"
 
 
-def versions() -> dict[str, Any]:
+def versions(quick: bool) -> dict[str, Any]:
     """Where the figures come from."""
     import triton
 
@@ -369,7 +369,7 @@ def versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": " ".join(["python", "benchmarks/retention_gpu.py", *sys.argv[1:]]),
+        "command": "python benchmarks/retention_gpu.py" + (" --quick" if quick else ""),
     }
     try:
         import fla
@@ -400,7 +400,7 @@ def main() -> None:
     ) as pool:
         list(pool.map(warm, warm_jobs(names, cut, arguments.folder, quick)))
     tame_autotuning(quick)
-    result = versions()
+    result = versions(quick)
     result["compile_s"] = time.perf_counter() - begin
     result["autotuning"] = (
         "of other packages' kernels: "

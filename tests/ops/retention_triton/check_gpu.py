@@ -85,7 +85,7 @@ def about(seed: int, wanted: int) -> dict[str, object]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "command": " ".join(["python", "tests/ops/retention_triton/check_gpu.py", *sys.argv[1:]]),
+        "command": "python tests/ops/retention_triton/check_gpu.py",
         "bounds": {str(dtype).split(".")[-1]: bound for dtype, bound in BOUNDS.items()},
         "seed": seed,
         "cases": wanted,
