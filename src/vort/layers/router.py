@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from vort.fractional import PowerLawBasis
 from vort.layers.gates import Gates, widen
 from vort.ops.retention import paper_banks
-from vort.ops.retention.routing import _nearest_bank
+from vort.ops.retention.routing import nearest_bank
 
 __all__ = ["OrderProjection", "Router", "Routing", "RoutingMode", "fit_basis"]
 
@@ -139,7 +139,7 @@ class Router(nn.Module):
             write = self.basis.weights(order, validate=False)
         else:
             orders, table = self._bank_tables(order)
-            write = _nearest_bank(order, orders) @ table
+            write = nearest_bank(order, orders) @ table
         gate, read = self.gates(hidden_states)
         if gate is not None:
             write = write * gate.unsqueeze(-1)

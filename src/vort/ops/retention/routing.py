@@ -10,7 +10,7 @@ from torch import Tensor
 from vort.fractional.bounds import bank_orders
 from vort.fractional.quadrature import legendre_soe
 
-__all__ = ["Basis", "paper_banks", "shared_basis"]
+__all__ = ["Basis", "nearest_bank", "paper_banks", "shared_basis"]
 
 
 class Basis(Protocol):
@@ -63,7 +63,7 @@ def paper_banks(
     (torch.Size([1, 5, 2, 19]), 6)
     """
     orders, sizes, weights, rates = _bank_rules(banks, terms, horizon, order_min, tolerance)
-    choice = _nearest_bank(order, orders.to(order))
+    choice = nearest_bank(order, orders.to(order))
     repeated = choice.repeat_interleave(sizes.to(order.device), -1)
     return repeated * weights.to(choice), -rates.to(choice)
 
@@ -81,7 +81,7 @@ def _bank_rules(
     return torch.from_numpy(orders), sizes, torch.from_numpy(weights), torch.from_numpy(rates)
 
 
-def _nearest_bank(order: Tensor, banks: Tensor) -> Tensor:
+def nearest_bank(order: Tensor, banks: Tensor) -> Tensor:
     """One-hot of the nearest bank [..., K], with the gradient of linear interpolation."""
     nearest = (order.unsqueeze(-1) - banks).abs().argmin(-1)
     hard = torch.nn.functional.one_hot(nearest, len(banks)).to(order.dtype)
