@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vort.ops.retention.normalizer import DEFAULT_EPS
 from vort.ops.retention.state import RetentionState
 
 from .tiles import load_rates
@@ -152,7 +153,7 @@ def retention_step_triton(
     read: Tensor | None = None,
     normalizer: str = "decayed",
     include_self: bool = True,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
 ) -> Tensor:
     """Output `[N, H, V]` of one more token; `state` is moved on by it, in place. No gradients.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
+from vort.ops.retention.normalizer import DEFAULT_EPS
 from vort.ops.retention.state import RetentionState
 
 from .launch import Problem, run_backward, run_forward
@@ -253,7 +254,7 @@ def retention_triton(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     chunk_size: int = 64,
-    eps: float = 1e-6,
+    eps: float = DEFAULT_EPS,
     span: int | None = None,
 ) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, from fused GPU kernels, forward and backward.
