@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import integrate
 
@@ -22,6 +22,8 @@ def test_e1_printed_density_gives_the_next_weight(order: float, lag: int) -> Non
     assert abs(weight_from_density(order, lag, paper=True) / following - 1) < 1e-10
 
 
+@example(0.05, 20.0, 0)
+@example(0.5, 1e-6, 300)
 @given(orders, st.floats(1e-6, 20.0), st.integers(0, 300))
 def test_mass_below_and_above_make_up_the_weight(order: float, rate: float, lag: int) -> None:
     exact = float(gl_weights(order, lag)[lag])

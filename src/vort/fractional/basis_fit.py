@@ -146,8 +146,9 @@ def fit_rates_and_polynomials(
     grid = (14, 60) if draft else (24, 120) if terms <= 20 else (16, 100)
     problem = Problem(horizon, terms, order_min, *grid)
     fit = problem.start(horizon)
+    iterations = 15 if draft or terms > 40 else 25
     for norm in (2, 4, 8) if draft else (2, 4, 8, 16, 32, 64, 128):
-        fit = _minimise_norm(problem, fit, norm)
+        fit = _minimise_norm(problem, fit, norm, iterations)
     rates = np.concatenate([[0.0], np.exp(fit.log_rates)])
     domain = [order_min, 1.0]
     powers = [Chebyshev(c, domain=domain).convert(kind=Polynomial).coef for c in fit.polynomials]
@@ -157,7 +158,7 @@ def fit_rates_and_polynomials(
     return rates[ascending], np.asarray(padded[ascending], dtype=np.float64), worst
 
 
-def _minimise_norm(problem: Problem, fit: Fit, norm: int, iterations: int = 25) -> Fit:
+def _minimise_norm(problem: Problem, fit: Fit, norm: int, iterations: int) -> Fit:
     """Levenberg–Marquardt on Σ |error|^norm: each point counts by |error|^(norm - 2)."""
     damping = 1e-3
     for _ in range(iterations):

@@ -33,15 +33,13 @@ def regular_density(order: float, rate: ArrayLike, *, paper: bool = False) -> Ar
 def mass_below(order: float, rate: ArrayLike, lag: ArrayLike = 0) -> Array:
     """∫_0^rate e^{-λ lag} ρ(λ) dλ in closed form: what a rule that starts at `rate` leaves out."""
     weight, lags = _weights_at(order, lag)
-    share = special.betainc(1 - order, order + lags, -np.expm1(-np.asarray(rate, np.float64)))
-    return np.asarray(weight * share)
+    return np.asarray(weight * _share_below(order, np.asarray(rate, np.float64), lags)[0])
 
 
 def mass_above(order: float, rate: ArrayLike, lag: ArrayLike = 0) -> Array:
     """∫_rate^∞ e^{-λ lag} ρ(λ) dλ in closed form: what a rule that stops at `rate` leaves out."""
     weight, lags = _weights_at(order, lag)
-    share = special.betainc(order + lags, 1 - order, np.exp(-np.asarray(rate, np.float64)))
-    return np.asarray(weight * share)
+    return np.asarray(weight * _share_below(order, np.asarray(rate, np.float64), lags)[1])
 
 
 def weight_from_density(order: float, lag: int, *, paper: bool = False) -> float:
@@ -65,6 +63,20 @@ def weight_from_density(order: float, lag: int, *, paper: bool = False) -> float
         for low, high in pairwise(ends)
     ]
     return math.fsum(pieces)
+
+
+def _share_below(order: float, rate: Array, lags: Array) -> tuple[Array, Array]:
+    """Shares of a weight below and above a rate: incomplete beta functions of 1 - e^-rate.
+
+    Taken from whichever of e^-rate and 1 - e^-rate is the smaller: near 1 it has lost the digits
+    that its complement needs.
+    """
+    slow = rate < math.log(2)
+    small = np.where(slow, -np.expm1(-rate), np.exp(-rate))
+    first = np.where(slow, 1 - order, order + lags)
+    second = np.where(slow, order + lags, 1 - order)
+    near, far = special.betainc(first, second, small), special.betaincc(first, second, small)
+    return np.where(slow, near, far), np.where(slow, far, near)
 
 
 def _weights_at(order: float, lag: ArrayLike) -> tuple[Array, Array]:
