@@ -10,12 +10,12 @@ from vort.layers.memory import Memory, MemoryInputs, MemoryOutput, State
 from vort.layers.router import Routing
 from vort.ops.feature_maps import FEATURE_MAPS, FeatureMap, feature_map
 from vort.ops.retention import NORMALIZERS, Normalizer, RetentionState, retention
+from vort.ops.retention.normalizer import DEFAULT_EPS
 
 __all__ = ["RetentionMemory"]
 
-# Far below the products of positive features, which a customary 1e-6 would swamp; and float32
-# still holds it. Features of either sign bring the normaliser near zero and need the larger one.
-EPS_POSITIVE, EPS_SIGNED = 1e-20, 1e-6
+# Features of either sign bring the normaliser near zero and need more than the op's default.
+EPS_POSITIVE, EPS_SIGNED = DEFAULT_EPS, 1e-6
 
 
 class RetentionMemory(Memory):

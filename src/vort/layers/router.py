@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.fractional import PowerLawBasis
+from vort.fractional.bounds import bank_orders
 from vort.layers.gates import Gates, widen
 from vort.ops.retention import paper_banks
 from vort.ops.retention.routing import nearest_bank
@@ -183,8 +184,7 @@ class Router(nn.Module):
 
     def _fill_banks(self, terms: int) -> None:
         """What a token that sits exactly on a bank writes: row k of the table is bank k's rule."""
-        count = torch.arange(1, self.banks + 1, dtype=torch.float64)
-        orders = self.order_min + (1 - self.order_min) * count / self.banks
+        orders = torch.from_numpy(bank_orders(self.banks, self.order_min))
         table, decay = paper_banks(
             orders.view(1, -1, 1), self.banks, terms, self.horizon, order_min=self.order_min
         )
