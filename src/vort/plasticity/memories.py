@@ -1,0 +1,91 @@
+"""The retrieval loss of a model's own memories: what each layer asked, kept and weighed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from vort.layers import MemoryInputs, RetentionMemory
+from vort.plasticity.loss import retrieval_loss
+from vort.plasticity.retrievals import Retrievals
+
+__all__ = ["memory_retrieval_loss", "record_memories"]
+
+
+@contextmanager
+def record_memories(model: nn.Module) -> Iterator[list[tuple[RetentionMemory, MemoryInputs]]]:
+    """A list that fills, as the model runs, with every layer's memory and what it was given.
+
+    Layers stand in the order in which they ran. Gradients flow through what is recorded, so a loss
+    made from it trains the model.
+
+    >>> import torch
+    >>> from vort.layers import VortAttention
+    >>> layer = VortAttention(hidden_size=16, num_heads=2, window=8, horizon=1000)
+    >>> with record_memories(layer) as found:
+    ...     _ = layer(torch.randn(1, 10, 16))
+    >>> [inputs.q.shape for memory, inputs in found]
+    [torch.Size([1, 10, 2, 8])]
+    """
+    found: list[tuple[RetentionMemory, MemoryInputs]] = []
+
+    def keep(memory: nn.Module, given: tuple[Any, ...]) -> None:
+        assert isinstance(memory, RetentionMemory)
+        found.append((memory, given[0]))
+
+    memories = [module for module in model.modules() if isinstance(module, RetentionMemory)]
+    if not memories:
+        kind = type(model).__name__
+        raise ValueError(f"model must have a RetentionMemory in some layer, got {kind} without one")
+    hooks = [memory.register_forward_pre_hook(keep) for memory in memories]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def memory_retrieval_loss(
+    memory: RetentionMemory, inputs: MemoryInputs, retrievals: Retrievals
+) -> Tensor:
+    """L_ret of one layer, `[B, H]`: eq. retrieval-loss with the weights that its memory applies.
+
+    Similarity is that of the memory's feature map (the paper's exp(q . k / sqrt(d_k)) for FAVOR+,
+    but for its noise), so time and memory are linear in T; write gate and read weights count where
+    the memory has them.
+
+    Args:
+        memory: e.g. `layer.memory` of a `VortAttention`; its features must be positive.
+        inputs: what it was given, from `record_memories`; no padding, one sequence a row.
+        retrievals: who asks for what.
+
+    >>> import torch
+    >>> from vort.layers import VortAttention
+    >>> layer = VortAttention(hidden_size=16, num_heads=2, window=8, horizon=1000)
+    >>> with record_memories(layer) as found:
+    ...     _ = layer(torch.randn(1, 4, 16))
+    >>> asked = Retrievals.of(torch.tensor([[-1, -1, -1, 0]]))
+    >>> [memory_retrieval_loss(*each, asked).shape for each in found]
+    [torch.Size([1, 2])]
+    """
+    if not memory.key_map.is_positive:
+        kind = type(memory.key_map).__name__
+        raise ValueError(f"memory must have positive features for p to be a share, got {kind}")
+    if inputs.padding is not None or inputs.cu_seqlens is not None:
+        raise ValueError("inputs must be whole rows, got padded or packed sequences")
+    routing = memory.route(inputs)
+    given = inputs.with_all_heads()
+    query_map = memory.key_map if memory.query_map is None else memory.query_map
+    # A factor of the query's own cancels in p.
+    given = replace(given, q=query_map.map_query(given.q), k=memory.key_map(given.k))
+    return retrieval_loss(
+        given.q,
+        given.k,
+        routing.write,
+        routing.log_decay,
+        retrievals,
+        read=routing.read,
+        similarity="features",
+    )
