@@ -66,7 +66,7 @@ def test_packed_sequences_need_a_batch_of_one() -> None:
 
 
 def test_unknown_backend_integers_and_odd_rope_are_refused() -> None:
-    with pytest.raises(ValueError, match="backend must be 'auto', 'block' or 'exact', got 'flex'"):
+    with pytest.raises(ValueError, match="one of auto, block, exact, triton, got 'flex'"):
         local_attention(*inputs(), 3, backend="flex")  # type: ignore[arg-type]
     q, k, v = inputs()
     with pytest.raises(TypeError, match=r"k must be floating point, got torch\.int64"):

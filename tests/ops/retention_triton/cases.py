@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from vort.ops.retention import retention
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.state import RetentionState
 
@@ -152,13 +153,11 @@ def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> d
 
 def compiled_difference(device: str) -> float:
     """Relative difference of gradients with and without `torch.compile(fullgraph=True)`."""
-    from vort.ops.retention.triton import retention_triton
-
     case = Case(length=33, heads=1, initial=False, terms=2)
     inputs = make_inputs(case, torch.float32, device, 0)
 
     def loss(q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor) -> Tensor:
-        o, last = retention_triton(q, k, v, write, log_decay, output_final_state=True)
+        o, last = retention(q, k, v, write, log_decay, output_final_state=True, backend="triton")
         assert last is not None
         return (o * o).sum() + last.G.sum()
 

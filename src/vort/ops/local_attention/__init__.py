@@ -2,10 +2,11 @@
 
 `local_attention` for whole sequences, `local_attention_prefill` and `local_attention_step` for
 decoding with a ring buffer of the window. `exact.py` is the quadratic form they are tested
-against, `block.py` the linear one.
+against, `block.py` the linear one, `triton/` the same fused into GPU kernels.
 """
 
-from .attention import LocalBackend, local_attention
+from .attention import local_attention
+from .backends import LocalBackend
 from .cache import LocalAttentionCache, local_attention_prefill, local_attention_step
 from .exact import local_attention_exact
 from .rope import apply_rope

@@ -1,16 +1,12 @@
 """The public form of local attention: checks, rotation, padding, then a backend."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from .block import attend_blockwise
+from .backends import BACKENDS, LocalBackend, attend
 from .checks import check_cu_seqlens, check_heads, check_padding_mask, check_window
 from .exact import local_attention_exact, sequence_starts
 from .rope import apply_rope
-
-LocalBackend = Literal["auto", "block", "exact"]
 
 
 def local_attention(
@@ -44,7 +40,9 @@ def local_attention(
         cu_seqlens: `[N + 1]` integers, bounds of sequences packed into a batch of one; positions
             count from each start. Sequences may be empty.
         return_entropy: also compute the entropy; otherwise None stands in its place.
-        backend: "block" (linear memory), "exact" (quadratic, for tests); "auto" is "block".
+        backend: "block" (linear memory), "triton" (the same fused into GPU kernels), "exact"
+            (quadratic, for tests); "auto" is "triton" where it applies (bfloat16 or float32 on a
+            GPU, head dimensions up to 128), else "block".
 
     Example:
         >>> q, k, v = torch.randn(3, 1, 100, 2, 16)
@@ -52,8 +50,8 @@ def local_attention(
         >>> o.shape, entropy.shape, bool((entropy[:, 8:] <= torch.tensor(8.0).log() + 1e-6).all())
         (torch.Size([1, 100, 2, 16]), torch.Size([1, 100, 2]), True)
     """
-    if backend not in ("auto", "block", "exact"):
-        raise ValueError(f"backend must be 'auto', 'block' or 'exact', got {backend!r}")
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     check_window(window)
     check_heads(q, k, v)
     B, T = q.shape[:2]
@@ -78,7 +76,7 @@ def local_attention(
         )
     if padding_mask is not None:
         q, k, v = (silence(x, padding_mask) for x in (q, k, v))
-    o, entropy = attend_blockwise(
+    o, entropy = attend(
         q,
         k,
         v,
@@ -87,6 +85,7 @@ def local_attention(
         start=start,
         valid=padding_mask,
         return_entropy=return_entropy,
+        backend=backend,
     )
     if padding_mask is not None:
         o = silence(o, padding_mask)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .attention import local_attention, silence
-from .block import MASKED, attend_blockwise
+from .backends import attend
+from .block import MASKED
 from .checks import check_heads, check_padding_mask, check_window
 from .rope import apply_rope
 
@@ -175,7 +176,7 @@ def local_attention_prefill(
             q, k, v, window, scale=scale, padding_mask=padding_mask, return_entropy=return_entropy
         )
         return o, entropy, after
-    o, entropy = attend_blockwise(
+    o, entropy = attend(
         q,
         keys[:, 1:],
         values[:, 1:],

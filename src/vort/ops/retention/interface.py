@@ -1,17 +1,18 @@
 """`retention`: one signature, checked arguments, and the backend that suits the machine."""
 
-import importlib
-import importlib.util
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from vort.ops.gpu.available import has_triton, require_kernels
 from vort.ops.retention.checks import check_inputs
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.exact import retention_exact
+from vort.ops.retention.groups import retention_in_groups
 from vort.ops.retention.normalizer import DEFAULT_EPS, Normalizer
 from vort.ops.retention.recurrent import retention_recurrent
 from vort.ops.retention.state import RetentionState
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Measured on a CPU: a few steps cost less than setting up one chunk.
 _FEW_TOKENS = 4
+# Time scales that the GPU kernels take in one call.
+_KERNEL_SCALES = 32
 
 
 def retention(
@@ -85,8 +88,11 @@ def retention(
     chosen, reason = _choose(backend, q, cu_seqlens)
     if not torch.compiler.is_compiling():
         logger.debug("retention: %s (%s)", chosen, reason)
+    function = _load(chosen, q.device)
+    if chosen == "triton" and write.shape[-1] > _KERNEL_SCALES:
+        function = partial(retention_in_groups, function, _KERNEL_SCALES)
     with torch.autocast(q.device.type, enabled=False):
-        return _load(chosen, q.device)(
+        return function(
             q,
             k,
             v,
@@ -125,15 +131,11 @@ def _choose(backend: str, q: Tensor, cu_seqlens: Tensor | None) -> tuple[str, st
         return "recurrent", f"{length} tokens, as in decoding"
     if q.device.type != "cuda":
         return "chunk", f"no GPU, {length} tokens"
-    if q.dtype == torch.float64:
-        return "chunk", "float64 is beyond the GPU kernels"
-    if not _has_triton():
+    if q.dtype not in (torch.bfloat16, torch.float32):
+        return "chunk", f"{str(q.dtype).removeprefix('torch.')} is beyond the GPU kernels"
+    if not has_triton():
         return "chunk", "a GPU, but Triton is not installed"
     return "triton", f"a GPU with Triton, {length} tokens"
-
-
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def _load(
@@ -141,24 +143,12 @@ def _load(
 ) -> Callable[..., tuple[Tensor, RetentionState | None]]:
     """The function behind a name; Triton is imported here, on first use, and nowhere else."""
     if backend == "triton":
-        if not _has_triton():
-            raise RuntimeError("backend 'triton' needs the triton package; use 'chunk' without it")
-        kernels = importlib.import_module("vort.ops.retention.triton")
-        if device.type != "cuda" and not _interpreting():
-            raise RuntimeError(
-                f"backend 'triton' needs CUDA tensors, got {device.type}; use 'chunk' there"
-            )
-        run: Callable[..., tuple[Tensor, RetentionState | None]] = kernels.retention_triton
-        return run
+        require_kernels(device, "chunk")
+        from vort.ops.retention.triton import retention_triton
+
+        return retention_triton
     return {
         "exact": retention_exact,
         "recurrent": retention_recurrent,
         "chunk": retention_chunk,
     }[backend]
-
-
-def _interpreting() -> bool:
-    """Whether Triton runs its kernels in Python, which needs no GPU (TRITON_INTERPRET=1)."""
-    from triton import knobs
-
-    return bool(knobs.runtime.interpret)

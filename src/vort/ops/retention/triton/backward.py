@@ -14,17 +14,16 @@ cancels at long T.
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.rows import load_column, load_rows, store_rows
+
 from .tiles import (
     causal,
     diagonal_factors,
-    load_column,
     load_modes,
     load_normalizer,
     load_rates,
-    load_rows,
     load_state,
     span_bounds,
-    store_rows,
 )
 
 

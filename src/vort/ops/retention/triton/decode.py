@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vort.ops.gpu.launcher import power_of_two
 from vort.ops.retention.normalizer import DEFAULT_EPS
 from vort.ops.retention.state import RetentionState
 
 from .tiles import load_rates
-from .tiling import power_of_two
 
 __all__ = ["retention_step_triton"]
 

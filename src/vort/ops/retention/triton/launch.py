@@ -1,16 +1,18 @@
 """The kernels in order: states, outputs; then states both ways and gradients."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vort.ops.gpu.launcher import Shape, launch, power_of_two
+
 from .backward import key_kernel, normalizer_kernel, query_kernel
+from .carry import carry_kernel
 from .forward import output_kernel
-from .launcher import launch
 from .states import state_kernel
-from .tiling import Shape, Tiling, choose_tiling, power_of_two
+from .tiling import Tiling, choose_tiling
 
 __all__ = ["Problem", "run_backward", "run_forward"]
 
@@ -21,6 +23,11 @@ FEWEST_SEGMENTS = 5
 # Parts of a segment in the first pass, where programs differ in how far they look back.
 FINE = 3
 ROWWISE = Shape(columns=0, warps=4, stages=1)
+FOLD = Shape(columns=256, warps=1, stages=1)
+
+# G and b of the same states; None where there are none.
+Pair = tuple[Tensor | None, Tensor | None]
+NOTHING: Pair = (None, None)
 
 
 @dataclass(frozen=True)
@@ -137,62 +144,90 @@ def _segments(programs: int, spans: int) -> int:
     return segments if segments >= FEWEST_SEGMENTS else 1
 
 
+class States(NamedTuple):
+    """G (dtype of the inputs) and b (float32) at every span, and what else a walk leaves.
+
+    The last states if asked for, the gradient to the decays, and what each segment started from,
+    for a later walk over the same tokens; None where there is nothing.
+    """
+
+    G: Tensor
+    b: Tensor | None
+    G_last: Tensor | None
+    b_last: Tensor | None
+    grad: Tensor | None
+    carry: Pair
+
+
 def _states(
     problem: Problem,
     x: Tensor,
     y: Tensor,
     weight: Tensor | None,
     log_decay: Tensor,
-    first: tuple[Tensor | None, Tensor | None],
+    first: Pair,
     keep_last: bool,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
     reverse: bool = False,
-    others: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """G (dtype of the inputs) and b (float32) at every span, the last ones, the decay gradient.
+    others: Pair = (None, None),
+    carry: Pair = (None, None),
+) -> States:
+    """Walk over the sequences; a `carry` from a walk over the same tokens saves the first pass.
 
     `others` are the forward states, given to the backward walk when the decay gradient is wanted.
     """
     p, tiling = problem, problem.tiling
     columns = tiling.state.columns
-    matrices = (p.heads, p.terms, p.key_dim, p.value_dim)
-    vectors = (p.heads, p.norm_terms, p.key_dim)
+    matrices = (p.terms, p.key_dim, p.value_dim)
+    vectors = (p.norm_terms, p.key_dim)
     key_blocks = _cdiv(p.key_dim, tiling.state_keys)
     blocks = key_blocks * _cdiv(p.value_dim, columns) * _cdiv(p.terms, tiling.state_modes)
     blocks += key_blocks if p.normalizer else 0
     programs = p.sequences * p.heads * blocks
     segments = _segments(programs, p.slots // max(p.sequences, 1))
+    rate_stride = _rate_stride(log_decay)
+    common = p.common() | {
+        "SB": p.norm_terms, "SEGMENTS": segments, "FINE": FINE, "REVERSE": reverse,
+    }  # fmt: skip
 
-    def new(lead: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def new(*lead: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor | None]:
         b = x.new_empty(*lead, *vectors, dtype=torch.float32) if p.normalizer else None
         return x.new_empty(*lead, *matrices, dtype=dtype), b
 
-    G, b = new((p.slots,), x.dtype)
-    last = new((p.sequences,), torch.float32) if keep_last else (None, None)
-    sums: tuple[Tensor | None, Tensor | None] = (None, None)
-    if segments > 1:
-        lead = (p.sequences, p.heads, (segments - 1) * FINE)
-        G_sums = x.new_empty(*lead, *matrices[1:], dtype=torch.float32)
-        b_sums = x.new_empty(*lead, *vectors[1:], dtype=torch.float32)
-        sums = (G_sums, b_sums if p.normalizer else None)
-    decay_grad = others[0] is not None
+    def walk(grid: int, states: Pair, start: Pair, last: Pair, sums: Pair) -> None:
+        only_sums = sums[0] is not None
+        launch(
+            state_kernel, grid, x, y, weight, log_decay, scale, shift, *states, *others, *start,
+            *last, *sums, grad, p.cu, p.seq_span, p.length, p.spans, rate_stride,
+            SP=tiling.modes, SG=tiling.state_modes, BK=tiling.state_keys, BV=columns,
+            BL=tiling.state_rows, SUMS=only_sums, HAS_WEIGHT=weight is not None,
+            HAS_SCALE=scale is not None, HAS_FIRST=start[0] is not None,
+            HAS_LAST=last[0] is not None, DECAY_GRAD=grad is not None and not only_sums,
+            PREC=tiling.precision, shape=tiling.state, **common,
+        )  # fmt: skip
+
     grad = None
-    if decay_grad:
+    if others[0] is not None:
         rows = p.sequences * segments * blocks
         grad = x.new_zeros(rows, p.heads, p.terms, dtype=torch.float32)
-    for only_sums in (True, False) if segments > 1 else (False,):
+    if segments > 1 and carry[0] is None:
+        parts = (segments - 1) * FINE
+        sums = new(p.sequences, p.heads, parts)
+        walk(programs * parts, NOTHING, NOTHING, NOTHING, sums)
+        carry = new(p.sequences, p.heads, segments)
+        rows, size = p.sequences * p.heads, p.key_dim * p.value_dim
+        folds = rows * p.terms * _cdiv(size, FOLD.columns)
+        more = rows * p.norm_terms * _cdiv(p.key_dim, FOLD.columns)
         launch(
-            state_kernel, programs * ((segments - 1) * FINE if only_sums else segments),
-            x, y, weight, log_decay, scale, shift, G, b, *others, *first, *last, *sums, grad,
-            p.cu, p.seq_span, p.length, p.spans, _rate_stride(log_decay),
-            SB=p.norm_terms, SP=tiling.modes, SG=tiling.state_modes, BK=tiling.state_keys,
-            BV=columns, BL=tiling.state_rows, SEGMENTS=segments, FINE=FINE, SUMS=only_sums,
-            REVERSE=reverse, HAS_WEIGHT=weight is not None, HAS_SCALE=scale is not None,
-            HAS_FIRST=first[0] is not None, HAS_LAST=keep_last, DECAY_GRAD=decay_grad,
-            PREC=tiling.precision, shape=tiling.state, **p.common(),
+            carry_kernel, folds + more, *sums, *first, *carry, log_decay, p.cu, p.length,
+            rate_stride, folds, BC=FOLD.columns, HAS_FIRST=first[0] is not None, shape=FOLD,
+            **common,
         )  # fmt: skip
-    return G, b, *last, grad
+    states = new(p.slots, p.heads, dtype=x.dtype)
+    last = new(p.sequences, p.heads) if keep_last else NOTHING
+    walk(programs * segments, states, carry if segments > 1 else first, last, NOTHING)
+    return States(*states, *last, grad, carry)
 
 
 def run_forward(
@@ -206,10 +241,10 @@ def run_forward(
     G_first: Tensor | None,
     b_first: Tensor | None,
     keep_last: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Outputs, raw normaliser, final G and b. All tensors contiguous."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Pair]:
+    """Outputs, raw normaliser, final G and b, what backward may start from. All contiguous."""
     p, tiling = problem, problem.tiling
-    G, b, G_last, b_last, _ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last)
+    states = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last)
     o = torch.empty_like(v)
     den = None
     if p.normalizer:
@@ -217,12 +252,12 @@ def run_forward(
     columns = tiling.output.columns
     launch(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
-        q, k, v, write, read, log_decay, G, b, o, den, p.table, p.length, p.spans,
+        q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
         BV=columns, SD=tiling.diagonal_modes, HAS_READ=read is not None,
         shape=tiling.output, **p.block(),
     )  # fmt: skip
-    return o, den, G_last, b_last
+    return o, den, states.G_last, states.b_last, states.carry
 
 
 def run_backward(
@@ -241,6 +276,7 @@ def run_backward(
     o: Tensor,
     den: Tensor | None,
     decay_grad: bool,
+    carry: Pair,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
@@ -261,7 +297,7 @@ def run_backward(
         sizes = (p.row_blocks, p.heads, tiling.modes)
         row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
 
-    G, b, *_ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last=False)
+    G, b, *_ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last=False, carry=carry)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     launch(
         query_kernel, p.row_blocks * p.heads,
@@ -269,7 +305,7 @@ def run_backward(
         p.length, p.spans, rate_stride, BV=tiling.query.columns, shape=tiling.query, **flags,
     )  # fmt: skip
 
-    R, rb, dG_first, db_first, grad = _states(
+    R, rb, dG_first, db_first, grad, _ = _states(
         p, q, do, read, log_decay, (dG_last, db_last), G_first is not None, inv, shift,
         reverse=True, others=(G, b) if decay_grad else (None, None),
     )  # fmt: skip

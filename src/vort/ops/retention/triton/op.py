@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import Parameter
 
+from vort.ops.gpu.launcher import traced
 from vort.ops.retention.normalizer import DEFAULT_EPS
 from vort.ops.retention.state import RetentionState
 
-from .launch import Problem, run_backward, run_forward
+from .launch import NOTHING, Pair, Problem, run_backward, run_forward
 
 __all__ = ["retention_triton"]
 
@@ -41,8 +41,8 @@ def _forward(
     keep_last: bool,
     eps: float,
     span: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Outputs, raw normaliser, final G, final b; None where absent."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Pair]:
+    """Outputs, raw normaliser, final G and b, what segments started from; None where absent."""
     problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
     with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
         return run_forward(
@@ -71,6 +71,7 @@ def _gradients(
     decay_grad: bool,
     eps: float,
     span: int,
+    carry: Pair = NOTHING,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
@@ -80,7 +81,7 @@ def _gradients(
         dq, dk, dv, dwrite, dread, dlog, dG, db = run_backward(
             problem, do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(),
             write.contiguous(), log_decay.contiguous(), _dense(read), _dense(G), _dense(b),
-            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad,
+            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad, carry,
         )  # fmt: skip
         if dlog is not None:
             dlog = (dlog.sum(0) if log_decay.dim() == 1 else dlog).to(log_decay.dtype)
@@ -105,7 +106,7 @@ def retention_forward(
     span: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs, raw normaliser, final G, final b."""
-    o, den, G_last, b_last = _forward(
+    o, den, G_last, b_last, _ = _forward(
         q, k, v, write, log_decay, read, G, b, cu_seqlens, normalizer, include_self, keep_last,
         eps, span,
     )  # fmt: skip
@@ -185,10 +186,10 @@ def _(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], kept: tuple[Tensor | None, ...]) -> None:
     q, k, v, write, log_decay, read, G, b, cu_seqlens, *options = inputs
     ctx.normalizer, ctx.include_self, ctx.keep_last, ctx.eps, ctx.span = options
-    ctx.save_for_backward(q, k, v, write, log_decay, read, G, b, cu_seqlens, *output[:2])
+    ctx.save_for_backward(q, k, v, write, log_decay, read, G, b, cu_seqlens, *kept)
 
 
 def _backward(ctx: Any, do: Tensor, dden: Tensor, dG_last: Tensor, db_last: Tensor) -> Any:
@@ -210,34 +211,34 @@ def _backward(ctx: Any, do: Tensor, dden: Tensor, dG_last: Tensor, db_last: Tens
     )  # fmt: skip
 
 
-retention_forward.register_autograd(_backward, setup_context=_setup_context)
+retention_forward.register_autograd(
+    _backward, setup_context=lambda ctx, inputs, output: _setup_context(ctx, inputs, output[:2])
+)
 
 
 class _Retention(torch.autograd.Function):
-    """The same as the operator, without a dispatcher in between."""
+    """The same as the operator, without a dispatcher in between.
+
+    It also keeps what segments started from, whose size an operator would have to foretell.
+    """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        o, den, G_last, b_last = _forward(*inputs)
-        _setup_context(ctx, inputs, (o, den))
+        o, den, G_last, b_last, carry = _forward(*inputs)
+        _setup_context(ctx, inputs, (o, den, *carry))
         return o, G_last, b_last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor, dG_last: Tensor, db_last: Tensor) -> Any:
-        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den = ctx.saved_tensors
+        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den, *carry = ctx.saved_tensors
         decay_grad = ctx.needs_input_grad[4]
         dq, dk, dv, dwrite, dread, dlog, dG, db = _gradients(
             do, dG_last if ctx.keep_last else None, db_last if ctx.keep_last else None,
             q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
-            ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span,
+            ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span, tuple(carry),
         )  # fmt: skip
         return dq, dk, dv, dwrite, dlog, dread, dG, db, None, None, None, None, None, None
-
-
-def _traced(x: Tensor) -> bool:
-    """Whether something records what is called on x, and so must see an operator."""
-    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
 
 
 def retention_triton(
@@ -276,7 +277,7 @@ def retention_triton(
         q, k, v, write, log_decay, read, G, b, cu_seqlens, NORMALIZER_CODES[normalizer],
         include_self, output_final_state, eps, span or 0,
     )  # fmt: skip
-    if _traced(q):
+    if traced(q):
         o, _, G_last, b_last = retention_forward(*inputs)
     else:
         o, G_last, b_last = _Retention.apply(*inputs)  # type: ignore[no-untyped-call]

@@ -8,15 +8,17 @@ of one) and writes what it holds at every span start; nothing is read back. The 
 forward (k, v, write; left to right) and backward (q, do, read; right to left).
 
 A long sequence with few heads would leave the GPU empty, so it is cut into segments: a first pass
-keeps only what each segment adds, the second starts from the sum of those before it. The first pass
-looks no further back from a segment's end than its modes remember, so fast modes cost it little,
-and cuts segments finer (FINE parts each), so that programs with work to do spread evenly.
+keeps only what each segment adds, the second starts from the sum of those before it (carry.py). The
+first pass looks no further back from a segment's end than its modes remember, so fast modes cost it
+little, and cuts segments finer (FINE parts each), so that programs with work to do spread evenly.
 """
 
 import triton
 import triton.language as tl
 
-from .tiles import DEAD, load_column, load_modes, load_rates, load_rows
+from vort.ops.gpu.rows import load_column, load_rows
+
+from .tiles import DEAD, load_modes, load_rates
 
 # A segment's sum leaves out tokens that have decayed by 2**-MEMORY, far below float32's last bit.
 MEMORY = tl.constexpr(64.0)
@@ -50,20 +52,6 @@ def _lags(part, n, BL: tl.constexpr, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def _tokens(j, count, n_spans, length, SPAN: tl.constexpr, REVERSE: tl.constexpr):
-    """Tokens in ``count`` spans of the walk from the j-th on."""
-    lo = tl.minimum(j, n_spans)
-    hi = tl.minimum(j + count, n_spans)
-    if REVERSE:
-        total = tl.minimum((n_spans - lo) * SPAN, length) - tl.minimum(
-            (n_spans - hi) * SPAN, length
-        )
-    else:
-        total = tl.minimum(hi * SPAN, length) - tl.minimum(lo * SPAN, length)
-    return total.to(tl.float32)
-
-
-@triton.jit
 def _remembered(rate, SPAN: tl.constexpr):
     """Spans before a segment's end that still matter there, for a decay in base 2."""
     tokens = MEMORY / tl.maximum(-rate, 1.0e-6)
@@ -73,24 +61,15 @@ def _remembered(rate, SPAN: tl.constexpr):
 
 @triton.jit
 def _begin(
-    first, segment_sums, rate, s, h, n, seg, per, n_spans, length, tile, mask,
+    first, s, h, n, seg, tile, mask,
     H: tl.constexpr, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, SPAN: tl.constexpr, SEGMENTS: tl.constexpr, FINE: tl.constexpr,
-    SUMS: tl.constexpr, REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
+    BV: tl.constexpr, SEGMENTS: tl.constexpr, SUMS: tl.constexpr, HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """What one mode holds before the first token of the segment."""
     acc = tl.zeros([BK, BV], dtype=tl.float32)
-    if not SUMS:
-        if HAS_FIRST:
-            at = ((n * H + h).to(tl.int64) * S + s) * (K * V)
-            acc += tl.load(first + at + tile, mask=mask, other=0.0).to(tl.float32)
-        if SEGMENTS > 1:
-            PARTS: tl.constexpr = (SEGMENTS - 1) * FINE
-            for g in range(seg * FINE):
-                tokens = _tokens(g * (per // FINE), per // FINE, n_spans, length, SPAN, REVERSE)
-                at = (((n * H + h).to(tl.int64) * PARTS + g) * S + s) * (K * V)
-                more = tl.load(segment_sums + at + tile, mask=mask, other=0.0)
-                acc = acc * tl.exp2(rate * tokens) + more
+    if HAS_FIRST and not SUMS:
+        at = (((n * H + h).to(tl.int64) * SEGMENTS + seg) * S + s) * (K * V)
+        acc += tl.load(first + at + tile, mask=mask, other=0.0).to(tl.float32)
     return acc
 
 
@@ -173,8 +152,7 @@ def _values(
     slowest = rate0
     total0 = 0.0
     acc0 = _begin(
-        first, segment_sums, rate0, s0, h, n, seg, per, n_spans, length, tile, mask0,
-        H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
+        first, s0, h, n, seg, tile, mask0, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
     )  # fmt: skip
     if SG > 1:
         s1 = s0 + 1
@@ -183,8 +161,7 @@ def _values(
         slowest = tl.maximum(slowest, tl.where(s1 < S, rate1, DEAD))
         total1 = 0.0
         acc1 = _begin(
-            first, segment_sums, rate1, s1, h, n, seg, per, n_spans, length, tile, mask1,
-            H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
+            first, s1, h, n, seg, tile, mask1, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
         )  # fmt: skip
     if SG > 2:
         s2 = s0 + 2
@@ -198,12 +175,10 @@ def _values(
         total2 = 0.0
         total3 = 0.0
         acc2 = _begin(
-            first, segment_sums, rate2, s2, h, n, seg, per, n_spans, length, tile, mask2,
-            H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
+            first, s2, h, n, seg, tile, mask2, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
         )  # fmt: skip
         acc3 = _begin(
-            first, segment_sums, rate3, s3, h, n, seg, per, n_spans, length, tile, mask3,
-            H, S, K, V, BK, BV, SPAN, SEGMENTS, FINE, SUMS, REVERSE, HAS_FIRST,
+            first, s3, h, n, seg, tile, mask3, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
         )  # fmt: skip
     begin = seg * per
     end = tl.minimum(begin + per, n_spans)
@@ -305,16 +280,9 @@ def _sums(
     STATE: tl.constexpr = SB * K
     acc = tl.zeros([SP, BK], dtype=tl.float32)
     gsum = tl.zeros([SP, BK], dtype=tl.float32)
-    if not SUMS:
-        if HAS_FIRST:
-            at = (n * H + h).to(tl.int64) * STATE
-            acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
-        if SEGMENTS > 1:
-            for g in range(seg * FINE):
-                tokens = _tokens(g * (per // FINE), per // FINE, n_spans, length, SPAN, REVERSE)
-                at = ((n * H + h).to(tl.int64) * FINER + g) * STATE
-                more = tl.load(segment_sums + at + offs, mask=mask, other=0.0)
-                acc = acc * tl.exp2(rates * tokens)[:, None] + more
+    if HAS_FIRST and not SUMS:
+        at = ((n * H + h).to(tl.int64) * SEGMENTS + seg) * STATE
+        acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
     begin = seg * per
     end = tl.minimum(begin + per, n_spans)
     for it in range(begin * PARTS, end * PARTS):

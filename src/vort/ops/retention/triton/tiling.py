@@ -2,25 +2,12 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
-__all__ = ["Shape", "Tiling", "choose_tiling", "power_of_two"]
+from vort.ops.gpu.launcher import Shape, power_of_two
 
-
-class Shape(NamedTuple):
-    """One kernel's launch: value columns in a block, warps, pipeline stages, register limit."""
-
-    columns: int
-    warps: int
-    stages: int
-    registers: int | None = None
-
-    def options(self) -> dict[str, int]:
-        """What Triton is told at launch."""
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        return options if self.registers is None else options | {"maxnreg": self.registers}
+__all__ = ["Tiling", "choose_tiling"]
 
 
 @dataclass(frozen=True)
@@ -47,15 +34,6 @@ class Tiling:
     query: Shape
     key: Shape
     precision: str
-
-
-def power_of_two(n: int, least: int = 16) -> int:
-    """The smallest power of two that holds n, but no less than `least`.
-
-    >>> power_of_two(80), power_of_two(5)
-    (128, 16)
-    """
-    return max(least, 1 << (n - 1).bit_length())
 
 
 @lru_cache(maxsize=256)

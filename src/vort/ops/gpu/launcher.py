@@ -5,15 +5,43 @@ than short kernels run. Here the question is asked once for each combination of 
 constants, argument types and alignments, all that a compiled form depends on.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from .tiling import Shape
-
-__all__ = ["launch"]
+__all__ = ["Shape", "launch", "power_of_two", "traced"]
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+class Shape(NamedTuple):
+    """One kernel's launch: columns in a block, warps, pipeline stages, register limit."""
+
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """What Triton is told at launch."""
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
+
+
+def power_of_two(n: int, least: int = 16) -> int:
+    """The smallest power of two that holds n, but no less than `least`.
+
+    >>> power_of_two(80), power_of_two(5)
+    (128, 16)
+    """
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def traced(x: Tensor) -> bool:
+    """Whether something records what is called on x, and so must see an operator."""
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
 
 
 def _kind(argument: Any) -> object:

@@ -1,0 +1,79 @@
+"""Check one claim about the kernels, with TRITON_INTERPRET=1: `... run_interpreter CLAIM`.
+
+A process of its own, because Triton decides whether to interpret when it is imported, for all
+kernels of the process.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from tests.ops.local_attention_triton.cases import (
+    INTERPRETER_CASES,
+    LocalCase,
+    changed_past,
+    compiled_difference,
+    make_inputs,
+    relative_errors,
+)
+from vort.ops.local_attention import apply_rope
+from vort.ops.local_attention.rope import angles_of
+
+BOUND = 2e-6
+
+
+def equals_exact() -> None:
+    for seed, case in enumerate(INTERPRETER_CASES):
+        errors = relative_errors(case, torch.float32, "cpu", seed)
+        assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def is_causal_to_the_bit() -> None:
+    assert changed_past("cpu", torch.float32) == 0
+
+
+def compiles_into_one_graph() -> None:
+    assert compiled_difference("cpu") <= BOUND
+
+
+def obeys_torch_library() -> None:
+    from vort.ops.local_attention.triton import rotate
+    from vort.ops.local_attention.triton.op import local_attention_fused
+
+    inputs = make_inputs(LocalCase(length=20), torch.float32, "cpu", 0)
+    q, k, v = (inputs[name].requires_grad_() for name in "qkv")
+    for with_entropy in (True, False):
+        arguments = (q, k, v, None, None, 7, 0.3, with_entropy)
+        torch.library.opcheck(local_attention_fused, arguments)
+    torch.library.opcheck(rotate, (q, torch.rand(20, 8), torch.rand(20, 8)))
+
+
+def rotates_as_pytorch_does() -> None:
+    from vort.ops.local_attention.triton import rotate
+
+    x = torch.randn(2, 37, 3, 10)
+    for positions in (torch.arange(37) + 5, torch.arange(74).view(2, 37) ** 2):
+        cos, sin = angles_of(x, positions, 100.0)
+        turned = rotate(x, cos.flatten(0, -2), sin.flatten(0, -2))
+        torch.testing.assert_close(turned, apply_rope(x, positions, 100.0))
+        back = rotate(turned, cos.flatten(0, -2), sin.flatten(0, -2), True)
+        torch.testing.assert_close(back, x)
+
+
+CLAIMS: dict[str, Callable[[], None]] = {
+    claim.__name__: claim
+    for claim in (
+        equals_exact,
+        is_causal_to_the_bit,
+        compiles_into_one_graph,
+        obeys_torch_library,
+        rotates_as_pytorch_does,
+    )
+}
+
+if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
+    CLAIMS[sys.argv[1]]()
