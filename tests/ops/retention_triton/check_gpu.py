@@ -1,4 +1,4 @@
-"""GPU checks where there is no pytest: `python tests/ops/retention_triton/check_gpu.py`.
+"""GPU checks of retention and local attention where there is no pytest: `python .../check_gpu.py`.
 
 Cases run in several processes because compiling, not computing, takes the time. Prints one line a
 case as it ends and exits 1 if any error is above its bound (1e-2 for bfloat16, 1e-4 for float32).
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 for folder in (ROOT, ROOT / "src"):
@@ -23,9 +24,9 @@ for folder in (ROOT, ROOT / "src"):
 
 import torch  # noqa: E402
 
+from tests.ops.local_attention_triton import cases as local  # noqa: E402
 from tests.ops.retention_triton.cases import (  # noqa: E402
     GPU_CASES,
-    Case,
     compiled_difference,
     relative_errors,
     small,
@@ -35,46 +36,62 @@ from tests.ops.retention_triton.steps import STEP_CASES, step_errors  # noqa: E4
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 
 
-def check_steps(job: tuple[Case, torch.dtype, int]) -> dict[str, object]:
-    """The decode step on one case."""
-    record: dict[str, object] = {"case": f"step {job[0].name}", "dtype": "float32"}
-    try:
-        errors = step_errors(job[0], job[1], "cuda", job[2])
-    except Exception as error:
-        return record | {"ok": False, "failure": f"{type(error).__name__}: {error}"[:600]}
-    worst = max(errors, key=lambda name: errors[name])
-    return record | {"ok": errors[worst] <= 1e-4, "worst": [worst, errors[worst]], "errors": errors}
+Job = tuple[str, Any, torch.dtype, int]
 
 
-def check_compiled() -> dict[str, object]:
-    """`torch.compile(fullgraph=True)` gives the same gradients."""
-    record: dict[str, object] = {"case": "torch.compile", "dtype": "float32"}
-    try:
-        error = compiled_difference("cuda")
-    except Exception as failure:
-        return record | {"ok": False, "failure": f"{type(failure).__name__}: {failure}"[:600]}
-    return record | {"ok": error <= 1e-5, "worst": ["gradient", error]}
+def errors_of(job: Job) -> dict[str, float]:
+    """What one job finds; its kind says which function is asked."""
+    kind, case, dtype, seed = job
+    if kind == "retention":
+        return relative_errors(case, dtype, "cuda", seed)
+    if kind == "step":
+        return step_errors(case, dtype, "cuda", seed)
+    if kind == "local attention":
+        return local.relative_errors(case, dtype, "cuda", seed)
+    if kind == "local attention is causal to the bit":
+        return {"numbers of the past that change": local.changed_past("cuda", dtype)}
+    compiled = local.compiled_difference if "local" in kind else compiled_difference
+    return {"gradient": compiled("cuda")}
 
 
-def check(job: tuple[Case, torch.dtype, int]) -> dict[str, object]:
+def check(job: Job) -> dict[str, object]:
     """One case in one dtype: its errors, or why it failed."""
-    case, dtype, seed = job
+    kind, case, dtype, _ = job
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cuda.matmul.allow_tf32 = False
     begin = time.time()
-    record: dict[str, object] = {"case": case.name, "dtype": str(dtype).split(".")[-1]}
+    name = "" if case is None else case.name
+    record: dict[str, object] = {
+        "case": f"{kind} {name}".strip(),
+        "dtype": str(dtype).split(".")[-1],
+    }
     try:
-        errors = relative_errors(case, dtype, "cuda", seed)
+        errors = errors_of(job)
     except Exception as error:
         return record | {"ok": False, "failure": f"{type(error).__name__}: {error}"[:600]}
     worst = max(errors, key=lambda name: 9.0 if errors[name] != errors[name] else errors[name])
+    bound = 1e-5 if kind.startswith("torch.compile") else BOUNDS[dtype]
     return record | {
-        "ok": all(e <= BOUNDS[dtype] for e in errors.values()),
+        "ok": all(e <= bound for e in errors.values()),
         "worst": [worst, errors[worst]],
         "errors": errors,
         "seconds": time.time() - begin,
     }
+
+
+def all_jobs(seed: int) -> list[Job]:
+    """Every check, those that take longest first."""
+    float32, bfloat16 = torch.float32, torch.bfloat16
+    jobs: list[Job] = [
+        ("torch.compile retention", None, float32, seed),
+        ("torch.compile local attention", None, float32, seed),
+    ]
+    for dtype in (float32, bfloat16):  # float32 takes longer to compile
+        jobs += [("local attention", case, dtype, seed) for case in local.GPU_CASES]
+        jobs.append(("local attention is causal to the bit", None, dtype, seed))
+        jobs += [("retention", case, dtype, seed + i) for i, case in enumerate(GPU_CASES)]
+    return jobs + [("step", case, float32, seed) for case in STEP_CASES]
 
 
 def about(seed: int, wanted: int) -> dict[str, object]:
@@ -92,17 +109,13 @@ def about(seed: int, wanted: int) -> dict[str, object]:
     }
 
 
-def records_of(
-    jobs: list[tuple[Case, torch.dtype, int]], seed: int, workers: int
-) -> Iterator[dict[str, object]]:
+def records_of(jobs: list[Job], workers: int) -> Iterator[dict[str, object]]:
     """Every case's record as it ends, so that a run cut short leaves what it found."""
     # a process for each case: an illegal access would spoil every later case of its process
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), max_tasks_per_child=1
     ) as pool:
         waiting = [pool.submit(check, job) for job in jobs]
-        waiting += [pool.submit(check_steps, (case, torch.float32, seed)) for case in STEP_CASES]
-        waiting.append(pool.submit(check_compiled))
         for done in as_completed(waiting):
             yield done.result()
 
@@ -116,19 +129,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
-    # float32 first: it takes longer to compile
     jobs = [
-        (case, dtype, arguments.seed + i)
-        for dtype in (torch.float32, torch.bfloat16)
-        for i, case in enumerate(GPU_CASES)
-        if arguments.match in case.name and arguments.dtype in (None, str(dtype).split(".")[-1])
+        job
+        for job in all_jobs(arguments.seed)
+        if arguments.match in f"{job[0]} {'' if job[1] is None else job[1].name}"
+        and arguments.dtype in (None, str(job[2]).split(".")[-1])
     ]
     if arguments.small:
-        found = iter([check((small(GPU_CASES[2]), dtype, arguments.seed)) for dtype in BOUNDS])
-        wanted = len(BOUNDS)
-    else:
-        found = records_of(jobs, arguments.seed, arguments.workers)
-        wanted = len(jobs) + len(STEP_CASES) + 1
+        kinds = [("retention", small(GPU_CASES[2])), ("local attention", local.GPU_CASES[0])]
+        jobs = [(*kind, dtype, arguments.seed) for kind in kinds for dtype in BOUNDS]
+    # a memory checker watches one process
+    found = map(check, jobs) if arguments.small else records_of(jobs, arguments.workers)
     records: list[dict[str, object]] = []
     for record in found:
         records.append(record)
@@ -137,11 +148,12 @@ def main() -> None:
         verdict = "ok  " if record["ok"] else "FAIL"
         print(verdict, record["dtype"], record["case"], told, above, flush=True)
         if arguments.out:
-            report = about(arguments.seed, wanted) | {"records": records}
+            passed = sum(bool(r["ok"]) for r in records)
+            report = about(arguments.seed, len(jobs)) | {"passed": passed, "records": records}
             Path(arguments.out).write_text(json.dumps(report, indent=1))
     passed = sum(bool(record["ok"]) for record in records)
-    print(f"{passed} of {len(records)} passed, seed {arguments.seed}")
-    os._exit(0 if passed == wanted else 1)
+    print(f"{passed} of {len(jobs)} passed, seed {arguments.seed}")
+    os._exit(0 if passed == len(jobs) else 1)
 
 
 if __name__ == "__main__":
