@@ -1,13 +1,18 @@
-"""VORT's retention on a GPU against what one would use instead; one table, one JSON.
+"""VORT's retention and local attention on a GPU against what one would use instead.
 
     python benchmarks/retention_gpu.py --out retention_gpu.json [--with FOLDER] [--quick]
 
-`--with` names a folder that holds packages to compare with (flash-linear-attention, unpacked);
-without it they are looked for as installed, and the table says which are missing. `--quick` runs
-the two shapes that have targets, what they are compared with, and tries fewer configurations of
-the other packages' kernels. Times are medians of CUDA-event timings, in milliseconds. VORT reads
-and writes with gates, normaliser "decayed", gradients to q, k, v, write and read. SDPA is
-PyTorch's own choice of kernel; the full table lists its flash kernel beside it.
+Prints a table and writes one JSON, row by row, the most wanted first: a run cut short keeps what it
+measured. `--with` names a folder that holds packages to compare with (flash-linear-attention,
+unpacked); without it they are looked for as installed, and the table says which are missing.
+`--quick` runs the two shapes that have targets and what they are compared with.
+`--every-configuration` lets the other packages' kernels try all their configurations, which takes
+many minutes to compile; otherwise those of 2 or 4 warps and 2 or 3 stages.
+
+Times are medians of CUDA-event timings, in milliseconds. VORT reads and writes with gates,
+normaliser "decayed", gradients to q, k, v, write and read; local attention has a window of 128,
+returns the entropy and sends gradients through it. SDPA is PyTorch's own choice of kernel; the full
+table lists its flash kernel beside it.
 """
 
 import argparse
@@ -32,6 +37,7 @@ HEADS_WIDTH = 1024  # heads times head size, the same for both head sizes
 TOKENS = 131_072
 SCALES = (1, 4, 8, 12, 16)
 TARGETS = [(4, 8_192, 64), (1, TOKENS, 64)]
+WINDOW = 128
 
 
 def shapes(quick: bool) -> list[tuple[int, int, int]]:
@@ -124,7 +130,23 @@ def composed(inputs: dict[str, Tensor]) -> Tensor:
     return total.bfloat16()
 
 
-METHODS: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int, tuple[str, ...]]] = {
+def local(inputs: dict[str, Tensor], backend: str) -> tuple[Tensor, Tensor]:
+    from vort.ops.local_attention import local_attention
+
+    q, k, v = (inputs[name] for name in "qkv")
+    return local_attention(q, k, v, WINDOW, return_entropy=True, backend=backend)
+
+
+def local_fused(inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return local(inputs, "triton")
+
+
+def local_block(inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return local(inputs, "block")
+
+
+Output = Tensor | tuple[Tensor, Tensor]
+METHODS: dict[str, tuple[Callable[[dict[str, Tensor]], Output], int, tuple[str, ...]]] = {
     **{f"vort S={s}": (vort, s, ("q", "k", "v", "write", "read")) for s in SCALES},
     "sdpa": (sdpa, 1, ("q", "k", "v")),
     "sdpa flash": (sdpa_flash, 1, ("q", "k", "v")),
@@ -132,13 +154,16 @@ METHODS: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int, tuple[str, 
     "fla chunk_simple_gla": (fla_simple_gla, 1, ("q", "k", "v")),
     "fla chunk_gla": (fla_gla, 1, ("q", "k", "v")),
     "8 x chunk_retention": (composed, 8, ("q", "k", "v", "write", "read")),
+    "local fused": (local_fused, 1, ("q", "k", "v")),
+    "local block form": (local_block, 1, ("q", "k", "v")),
 }
 # Ordered by what a run cut short should still have measured.
 QUICK = [
-    "vort S=8", "fla chunk_retention", "vort S=1", "sdpa", "vort S=16", "fla chunk_simple_gla",
-    "8 x chunk_retention",
+    "vort S=8", "fla chunk_retention", "vort S=1", "local fused", "sdpa", "vort S=16",
+    "fla chunk_simple_gla", "8 x chunk_retention", "local block form",
 ]  # fmt: skip
-# Its backward refuses the Triton this is timed with; in a quick run only its forward is tried.
+FULL = QUICK + [name for name in METHODS if name not in QUICK]
+# Its backward refuses the Triton this is timed with (fla issue 640): only its forward is tried.
 FORWARD_ONLY = ("fla chunk_simple_gla",)
 
 
@@ -163,9 +188,14 @@ def bench(run: Callable[[], Any]) -> float:
     return times[len(times) // 2]
 
 
-def measure(
-    name: str, batch: int, length: int, size: int, forward_only: bool = False
-) -> dict[str, Any]:
+def gradients(output: Output, wanted: list[Tensor], back: Tensor) -> tuple[Tensor, ...]:
+    """Send `back` through an output, and one column of it through an entropy beside it."""
+    if isinstance(output, tuple):
+        return torch.autograd.grad(output, wanted, (back, back[..., 0].float()))
+    return torch.autograd.grad(output, wanted, back)
+
+
+def measure(name: str, batch: int, length: int, size: int) -> dict[str, Any]:
     """Forward, forward+backward and peak memory of one method at one shape."""
     function, terms, leaves = METHODS[name]
     row: dict[str, Any] = {"method": name, "batch": batch, "length": length, "head_size": size}
@@ -178,14 +208,14 @@ def measure(
                 function(inputs)
 
         def both() -> None:
-            torch.autograd.grad(function(inputs), wanted, back)
+            gradients(function(inputs), wanted, back)
 
         begin = time.perf_counter()
         forward()
         torch.cuda.synchronize()
         row["first_call_s"] = time.perf_counter() - begin
         row["forward_ms"] = bench(forward)
-        if forward_only:
+        if name in FORWARD_ONLY:
             return row | {"note": "forward only"}
         both()
         torch.cuda.synchronize()
@@ -214,17 +244,23 @@ def ceilings() -> dict[str, float]:
 def floor(row: dict[str, Any], limits: dict[str, float]) -> dict[str, float]:
     """The least time VORT could take: inputs and outputs once, states built and read once.
 
-    Backward reads and writes each tensor's gradient and builds and reads states both ways.
+    Backward reads and writes each tensor's gradient and builds and reads states both ways; that of
+    local attention computes its scores again.
     """
-    terms = int(row["method"].split("=")[1])
-    rows = row["batch"] * row["length"] * HEADS_WIDTH // row["head_size"]
     size = row["head_size"]
-    moved = rows * (4 * size * 2 + 2 * terms * 4)
-    work = rows * (4 * terms * size * size + 4 * 64 * size)
-    forward = max(moved / limits["copy_gb_s"] / 1e6, work / limits["matmul_tflop_s"] / 1e9)
-    both_moved = moved + rows * (8 * size * 2 + 4 * terms * 4)
-    both = max(both_moved / limits["copy_gb_s"] / 1e6, 3.5 * work / limits["matmul_tflop_s"] / 1e9)
-    return {"forward_floor_ms": forward, "both_floor_ms": both}
+    rows = row["batch"] * row["length"] * HEADS_WIDTH // size
+    if row["method"].startswith("local"):
+        gates, work = 4, 4 * WINDOW * size
+    else:
+        terms = int(row["method"].split("=")[1])
+        gates, work = 2 * terms * 4, 4 * terms * size * size + 4 * 64 * size
+    moved = 4 * size * 2 + gates
+    both_moved = moved + 8 * size * 2 + 2 * gates
+    bandwidth, rate = limits["copy_gb_s"] * 1e6, limits["matmul_tflop_s"] * 1e9
+    return {
+        "forward_floor_ms": rows * max(moved / bandwidth, work / rate),
+        "both_floor_ms": rows * max(both_moved / bandwidth, 3.5 * work / rate),
+    }
 
 
 def decode(limits: dict[str, float]) -> dict[str, Any]:
@@ -265,12 +301,13 @@ def decode(limits: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def tame_autotuning(quick: bool, shard: int = 0, shards: int = 1) -> None:
+def tame_autotuning(every: bool, shard: int = 0, shards: int = 1) -> None:
     """Autotune with short timings, over every `shards`-th configuration only.
 
     What is compared with tries up to fifty configurations a kernel, compiled one by one, which
     would take many minutes. Processes that each compile a share of them fill the cache on disk;
-    the timing run then tries them all. A quick run keeps those of 2 or 4 warps and 2 or 3 stages.
+    the timing run then tries them all. Unless `every`, only those of 2 or 4 warps and 2 or 3
+    stages are kept.
     """
     from triton import testing
     from triton.runtime.autotuner import Autotuner
@@ -279,7 +316,7 @@ def tame_autotuning(quick: bool, shard: int = 0, shards: int = 1) -> None:
 
     def init(self: Any, fn: Any, names: Any, configs: Any, *args: Any, **kwargs: Any) -> None:
         configs = list(configs)
-        if quick:
+        if not every:
             few = [c for c in configs if c.num_warps in (2, 4) and c.num_stages in (2, 3)]
             configs = few or configs[:2]
         original(self, fn, names, configs[shard::shards] or configs[:1], *args, **kwargs)
@@ -292,37 +329,48 @@ def tame_autotuning(quick: bool, shard: int = 0, shards: int = 1) -> None:
 
 def warm(job: tuple[str, tuple[int, int, int], str | None, bool, int, int]) -> None:
     """Compile one method's kernels in its own process; the cache on disk serves the timing run."""
-    name, (batch, length, size), folder, quick, shard, shards = job
+    name, (batch, length, size), folder, every, shard, shards = job
     if folder:
         sys.path.insert(0, folder)
-    tame_autotuning(quick, shard, shards)
+    tame_autotuning(every, shard, shards)
     function, terms, leaves = METHODS[name]
     try:
         inputs, back = make(batch, length, size, terms)
         output = function(inputs)
-        if not (quick and name in FORWARD_ONLY):
-            torch.autograd.grad(output, [inputs[leaf] for leaf in leaves], back)
+        if name not in FORWARD_ONLY:
+            gradients(output, [inputs[leaf] for leaf in leaves], back)
         torch.cuda.synchronize()
     except Exception:
         return  # the timing run meets it again and says why
 
 
-def warm_jobs(
-    names: list[str], cut: list[tuple[int, int, int]], folder: str | None, quick: bool
-) -> list[Any]:
-    """Jobs for `warm`: autotuned methods in shares, those that compile nothing not at all."""
+def warm_jobs(names: list[str], size: int, folder: str | None, every: bool) -> list[Any]:
+    """Jobs for `warm` at one head size: autotuned methods in shares, what compiles nothing none."""
     jobs = []
     for name in names:
         if name.startswith("fla"):
-            shards = 4 if quick and name in FORWARD_ONLY else 8 if quick else 12
-            for size in sorted({size for _, _, size in cut}):
-                shape = (1, 8_192, size)
-                jobs += [(name, shape, folder, quick, shard, shards) for shard in range(shards)]
+            shards = 12 if every else 4 if name in FORWARD_ONLY else 8
+            shape = (1, 8_192, size)
+            jobs += [(name, shape, folder, every, shard, shards) for shard in range(shards)]
         elif name.startswith("vort"):
             # kernels know the number of segments, which few heads over many tokens change
-            jobs += [(name, shape, folder, quick, 0, 1) for shape in cut if shape in TARGETS]
-            jobs += [(name, (1, 8_192, 128), folder, quick, 0, 1)] if not quick else []
+            jobs += [(name, (batch, 8_192, size), folder, every, 0, 1) for batch in (1, 4)]
+        elif name == "local fused":
+            jobs.append((name, (1, 8_192, size), folder, every, 0, 1))
     return jobs
+
+
+def compile_all(
+    names: list[str], size: int, folder: str | None, every: bool, workers: int
+) -> float:
+    """Fill the cache of compiled kernels for one head size; seconds it took."""
+    begin = time.perf_counter()
+    # a process for each job: what it patches must not reach the next
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), max_tasks_per_child=1
+    ) as pool:
+        list(pool.map(warm, warm_jobs(names, size, folder, every)))
+    return time.perf_counter() - begin
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -360,16 +408,20 @@ def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}"
 
 
-def versions(quick: bool) -> dict[str, Any]:
+def about(quick: bool, every: bool) -> dict[str, Any]:
     """Where the figures come from."""
     import triton
 
+    flags = (" --quick" if quick else "") + (" --every-configuration" if every else "")
     found = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": "python benchmarks/retention_gpu.py" + (" --quick" if quick else ""),
+        "command": "python benchmarks/retention_gpu.py" + flags,
+        "autotuning": "of other packages' kernels: "
+        + ("every configuration" if every else "2 or 4 warps, 2 or 3 stages")
+        + ", 8 ms a trial",
     }
     try:
         import fla
@@ -383,6 +435,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--with", dest="folder", help="folder of packages to compare with")
     parser.add_argument("--quick", action="store_true", help="only the shapes that have targets")
+    parser.add_argument("--every-configuration", dest="every", action="store_true")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS))
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
     arguments = parser.parse_args()
@@ -390,44 +443,39 @@ def main() -> None:
         sys.exit("this benchmark needs a CUDA device")
     if arguments.folder:
         sys.path.insert(0, arguments.folder)
-    quick = arguments.quick
-    names = arguments.methods or (QUICK if quick else list(METHODS))
+    quick, every = arguments.quick, arguments.every
+    names = arguments.methods or (QUICK if quick else FULL)
     cut = shapes(quick)
-    begin = time.perf_counter()
-    # a process for each job: what it patches must not reach the next
-    with ProcessPoolExecutor(
-        arguments.workers, mp_context=get_context("spawn"), max_tasks_per_child=1
-    ) as pool:
-        list(pool.map(warm, warm_jobs(names, cut, arguments.folder, quick)))
-    tame_autotuning(quick)
-    result = versions(quick)
-    result["compile_s"] = time.perf_counter() - begin
-    result["autotuning"] = (
-        "of other packages' kernels: "
-        + ("2 or 4 warps, 2 or 3 stages" if quick else "every configuration")
-        + ", 8 ms a trial"
-    )
     rows: list[dict[str, Any]] = []
+    result = about(quick, every) | {
+        "rows_wanted": len(cut) * len(names), "compile_s": {}, "rows": rows,
+    }  # fmt: skip
 
     def save() -> None:
         if arguments.out:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(result, indent=1))
 
-    result["ceilings"] = limits = ceilings()
-    result["rows"] = rows
-    result["decode"] = decode(limits)
-    save()
-    print(json.dumps({key: value for key, value in result.items() if key != "rows"}), flush=True)
-    for batch, length, size in cut:
-        for name in names:
-            row = measure(name, batch, length, size, quick and name in FORWARD_ONLY)
-            if name.startswith("vort"):
-                row |= floor(row, limits)
-            rows.append(row)
-            torch.cuda.empty_cache()
-            save()
-            print(line(row, rows), flush=True)
+    patched = False
+    for size in dict.fromkeys(size for _, _, size in cut):
+        seconds = compile_all(names, size, arguments.folder, every, arguments.workers)
+        result["compile_s"][str(size)] = seconds
+        print(f"head size {size}: compiled in {seconds:.0f} s", flush=True)
+        if not patched:
+            tame_autotuning(every)
+            patched = True
+            result["ceilings"] = limits = ceilings()
+            result["decode"] = decode(limits)
+            print(json.dumps({k: v for k, v in result.items() if k != "rows"}), flush=True)
+        for batch, length, _ in (shape for shape in cut if shape[2] == size):
+            for name in names:
+                row = measure(name, batch, length, size)
+                if name.startswith(("vort", "local")):
+                    row |= floor(row, limits)
+                rows.append(row)
+                torch.cuda.empty_cache()
+                save()
+                print(line(row, rows), flush=True)
     print(table(rows))
 
 
