@@ -25,6 +25,8 @@ class ExponentialMemory(RetentionMemory):
         head_dim: size of queries and keys.
         horizon: the longest time scale to start with.
         learn_rates: whether training moves the rates.
+        rate: where all rates start instead; with learn_rates=False, the one rate of the paper's
+            baseline, to be tuned from outside.
         write_gate: scale what a token writes by a learned gate.
         **options: arguments of `RetentionMemory`.
 
@@ -41,18 +43,25 @@ class ExponentialMemory(RetentionMemory):
         *,
         horizon: int = 8192,
         learn_rates: bool = True,
+        rate: float | None = None,
         write_gate: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(num_heads, head_dim, **options)
+        if rate is not None and not 0 < rate < math.inf:
+            raise ValueError(f"rate must be positive and finite, got {rate}")
         self.horizon = horizon
+        self.rate = rate
         self.log_rate = nn.Parameter(torch.empty(num_heads, 1), requires_grad=learn_rates)
         self.gates = Gates(hidden_size, num_heads, 1, write_gate=write_gate, read_weights=False)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Rates from 1/4 to 1/horizon, evenly in the logarithm."""
+        """Rates from 1/4 to 1/horizon, evenly in the logarithm, or all at `rate`."""
+        if self.rate is not None:
+            self.log_rate.fill_(math.log(self.rate))
+            return
         spread = torch.linspace(-math.log(4), -math.log(max(self.horizon, 4)), self.num_heads)
         self.log_rate.copy_(spread[:, None])
 

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from vort.baselines.exact_power_law import ExactPowerLawMemory
 from vort.baselines.exponential import ExponentialMemory
 from vort.baselines.gla import GatedLinearMemory
+from vort.baselines.heavy_hitters import HeavyHitterMemory
 from vort.baselines.mixture import MixtureMemory
 from vort.baselines.none import NoMemory
 from vort.baselines.softmax import SoftmaxMemory
@@ -14,7 +16,7 @@ from vort.layers.memory import Memory
 from vort.layers.router import RoutingMode
 from vort.ops.retention import Normalizer
 
-__all__ = ["MEMORIES", "MemorySettings", "build_memory"]
+__all__ = ["MEMORIES", "STATELESS", "MemorySettings", "build_memory"]
 
 MEMORIES = (
     "vort",
@@ -25,6 +27,8 @@ MEMORIES = (
     "gla",
     "none",
 )
+# For ablations: no state stands for it, so it scores whole sequences and does not decode.
+STATELESS = ("exact_power_law",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +53,20 @@ class MemorySettings:
     use_entity: bool = False
     write_gate: bool = True
     read_weights: bool = True
-    features: str = "favor"
+    features: str = "hedgehog"
     num_features: int | None = None
     normalizer: Normalizer = "decayed"
     include_self: bool = True
     rope_base: float | None = 10000.0
     components: int = 5
     learn_rates: bool = True
+    rate: float | None = None
     cache_size: int | None = None
+    heavy_hitters: int | None = None
 
 
 def build_memory(name: str, settings: MemorySettings) -> Memory:
-    """The memory called `name`, one of `MEMORIES`.
+    """The memory called `name`, one of `MEMORIES` or `STATELESS`.
 
     >>> settings = MemorySettings(hidden_size=16, num_heads=2, head_dim=8)
     >>> [build_memory(name, settings).state_size(100) for name in ("none", "gla", "softmax")]
@@ -76,6 +82,7 @@ def build_memory(name: str, settings: MemorySettings) -> Memory:
             *sizes,
             horizon=s.horizon,
             learn_rates=s.learn_rates,
+            rate=s.rate,
             write_gate=s.write_gate,
             **_retention(s),
         )
@@ -83,18 +90,23 @@ def build_memory(name: str, settings: MemorySettings) -> Memory:
     if name == "mixture":
         options = {"horizon": s.horizon, "components": s.components, **gates, **_retention(s)}
         return MixtureMemory(*sizes, **options)
-    if name == "uniform_power_law":
+    if name in ("uniform_power_law", "exact_power_law"):
         basis = {"horizon": s.horizon, "terms": s.terms, "order_min": s.order_min}
-        options = {"learn_order": s.learn_rates, **basis, **gates, **_retention(s)}
-        return UniformPowerLawMemory(*sizes, **options)
+        options = {"learn_order": s.learn_rates, "write_gate": s.write_gate, **basis}
+        if name == "exact_power_law":
+            return ExactPowerLawMemory(*sizes, **options, **_retention(s))
+        options["read_weights"] = s.read_weights
+        return UniformPowerLawMemory(*sizes, **options, **_retention(s))
     if name == "softmax":
         heads = (s.num_heads, s.head_dim, s.num_key_value_heads)
+        if s.heavy_hitters is not None:
+            return HeavyHitterMemory(*heads, budget=s.heavy_hitters, rope_base=s.rope_base)
         return SoftmaxMemory(*heads, cache_size=s.cache_size, rope_base=s.rope_base)
     if name == "gla":
         return GatedLinearMemory(*sizes)
     if name == "none":
         return NoMemory()
-    raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {name!r}")
+    raise ValueError(f"memory must be one of {', '.join(MEMORIES + STATELESS)}, got {name!r}")
 
 
 def _retention(s: MemorySettings) -> dict[str, Any]:

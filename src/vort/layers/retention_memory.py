@@ -25,10 +25,9 @@ class RetentionMemory(Memory):
         num_heads: H.
         head_dim: D, of queries and keys.
         value_dim: V.
-        features: name of a feature map, see `vort.ops.feature_maps`. FAVOR+, the default, is the
-            paper's and has no parameters; learned maps ("hedgehog") start slower and in small
-            recall tests ended as well, so which serves text best is for experiments to say.
-        num_features: its output dimension, where it is free.
+        features: name of a feature map, see `vort.ops.feature_maps`. The default is a learned one;
+            the paper's, "favor", has no parameters and tells fewer keys apart (docs/results.md).
+        num_features: its output dimension, where it is free; head_dim by default.
         normalizer: "decayed", "undecayed" or "none", see `retention`.
         include_self: whether a token may read what it writes.
     """
@@ -39,7 +38,7 @@ class RetentionMemory(Memory):
         head_dim: int,
         value_dim: int | None = None,
         *,
-        features: str = "favor",
+        features: str = "hedgehog",
         num_features: int | None = None,
         normalizer: Normalizer = "decayed",
         include_self: bool = True,
@@ -150,8 +149,10 @@ def _feature_map(name: str, head_dim: int, num_features: int | None, num_heads: 
     """The map of a name; a learned one has weights for each head."""
     if name not in FEATURE_MAPS:
         raise ValueError(f"features must be one of {', '.join(FEATURE_MAPS)}, got {name!r}")
-    options = {"num_heads": num_heads} if name == "hedgehog" else {}
-    return feature_map(name, head_dim, num_features, **options)
+    if name == "hedgehog":
+        # As many features as FAVOR+ has by default, hence the same state.
+        return feature_map(name, head_dim, num_features or head_dim, num_heads=num_heads)
+    return feature_map(name, head_dim, num_features)
 
 
 def _only_where(real: Tensor, after: State | None, before: State | None) -> State | None:

@@ -111,6 +111,22 @@ class VortAttention(nn.Module):
         if memory is None:
             memory = VortMemory(hidden_size, num_heads, head_dim, **memory_options)
         self.memory = memory
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start every key head from the weights of the first query head it serves.
+
+        A token then finds its like before anything is learned. From unrelated weights a small model
+        spends most of its training on that, and may never find it at long lags. Projections have
+        drawn their own weights by now; those that were loaded stay.
+        """
+        queries, keys = self.q_proj.weight, self.k_proj.weight
+        if getattr(keys, "_is_hf_initialized", False) or keys.is_meta:
+            return
+        heads = queries.unflatten(0, (self.num_heads, self.head_dim))
+        first = heads[:: self.num_heads // self.num_key_value_heads]
+        keys.copy_(first.flatten(0, 1))
 
     @classmethod
     def paper(

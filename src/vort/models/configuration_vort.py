@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
-from vort.baselines import MEMORIES, MemorySettings
+from vort.baselines import MEMORIES, STATELESS, MemorySettings
 from vort.ops.feature_maps import FEATURE_MAPS
 from vort.ops.retention import NORMALIZERS
 
@@ -53,8 +53,8 @@ class VortConfig(PreTrainedConfig):
         max_position_embeddings: length the model is meant for. Nothing in it ends there.
         sliding_window: positions that local attention sees; 0: no local attention.
         rope_theta: base of RoPE in local (and full) attention; None: no RoPE.
-        memory: "vort", or a rival: "exponential", "mixture", "uniform_power_law", "softmax",
-            "gla", "none".
+        memory: "vort", or a rival: "exponential", "mixture", "uniform_power_law",
+            "exact_power_law", "softmax", "gla", "none".
         match_parameters: correct the width of the MLP so that models of the same sizes have
             equally many parameters, whatever the memory and its options; see `mlp_width`.
         routing: "continuous" (one basis for all orders) or "banks" (the paper's).
@@ -62,8 +62,8 @@ class VortConfig(PreTrainedConfig):
         num_terms: exponentials in the basis, or in each bank.
         num_banks: banks, where routing="banks".
         order_min: lowest order.
-        feature_map: "favor", "hedgehog", "elu", "relu", "taylor" or "identity".
-        num_features: features of a head, where the map leaves them free.
+        feature_map: "hedgehog", "favor", "elu", "relu", "taylor" or "identity".
+        num_features: features of a head, where the map leaves them free; head_dim by default.
         normalizer: "decayed", "undecayed" or "none".
         include_self: whether a token may read what it writes itself.
         use_entropy: the router sees the entropy of local attention (eq. routing).
@@ -76,7 +76,10 @@ class VortConfig(PreTrainedConfig):
         output_gate: a gate on each head's output.
         mixture_components: rates of memory="mixture".
         learn_rates: whether "exponential" learns rates and "uniform_power_law" its order.
-        softmax_cache_size: tokens that memory="softmax" keeps; None: all.
+        exponential_rate: where the rates of memory="exponential" start; spread over the time
+            scales up to the horizon by default.
+        softmax_cache_size: tokens that memory="softmax" keeps, the last ones; None: all.
+        softmax_heavy_hitters: tokens that it keeps at inference by H2O's policy; None: all.
         attention_bias: biases in the projections.
         rms_norm_eps: eps of all norms.
         initializer_range: standard deviation of initial weights.
@@ -110,7 +113,7 @@ class VortConfig(PreTrainedConfig):
     num_terms: int = 8
     num_banks: int = 10
     order_min: float = 0.05
-    feature_map: str = "favor"
+    feature_map: str = "hedgehog"
     num_features: int | None = None
     normalizer: str = "decayed"
     include_self: bool = True
@@ -124,7 +127,9 @@ class VortConfig(PreTrainedConfig):
     output_gate: bool = False
     mixture_components: int = 5
     learn_rates: bool = True
+    exponential_rate: float | None = None
     softmax_cache_size: int | None = None
+    softmax_heavy_hitters: int | None = None
     attention_bias: bool = False
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
@@ -144,7 +149,7 @@ class VortConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
         for name, allowed in (
-            ("memory", MEMORIES),
+            ("memory", MEMORIES + STATELESS),
             ("routing", ("continuous", "banks")),
             ("feature_map", tuple(FEATURE_MAPS)),
             ("normalizer", NORMALIZERS),
@@ -206,7 +211,9 @@ class VortConfig(PreTrainedConfig):
             rope_base=self.rope_theta,
             components=self.mixture_components,
             learn_rates=self.learn_rates,
+            rate=self.exponential_rate,
             cache_size=self.softmax_cache_size,
+            heavy_hitters=self.softmax_heavy_hitters,
         )
 
     @classmethod
