@@ -10,25 +10,36 @@ from typing import Any
 from vort.report.style import BLUE, GREY, ORANGE, figure
 
 ROOT = Path(__file__).parents[1]
+# Batch, length and head size of the panels with bars.
+SHAPES = [(4, 8_192, 64), (1, 131_072, 64)]
+# Head size and methods of the panel that shows growth with length.
+HEAD_SIZE = 64
+GROWTH = {
+    "sdpa": (GREY, "-"),
+    "fla chunk_retention": (GREY, "--"),
+    "vort S=8": (BLUE, "-"),
+    "vort S=1": (BLUE, "--"),
+    "local fused": (ORANGE, "-"),
+}
+
+Row = dict[str, Any]
 
 
 def main() -> None:
     record = json.loads((ROOT / "results" / "bench" / "retention_gpu.json").read_text())
     timed = [row for row in record["rows"] if "both_ms" in row]
-    shapes = sorted(
-        {(row["batch"], row["length"], row["head_size"]) for row in timed}, reverse=True
-    )
     target = ROOT / "docs" / "assets" / "retention_gpu.png"
-    with figure(target, len(shapes), 4.9 * len(shapes), 3.4) as axes:
-        for axis, shape in zip(axes, shapes, strict=True):
+    with figure(target, 3, 15.5, 3.9) as axes:
+        for axis, shape in zip(axes, SHAPES, strict=False):
             rows = [r for r in timed if (r["batch"], r["length"], r["head_size"]) == shape]
-            _bars(axis, sorted(rows, key=lambda row: -row["both_ms"]), shape, record)
+            _bars(axis, sorted(rows, key=lambda row: -row["both_ms"]), shape, record["device"])
+        _growth(axes[2], [row for row in timed if row["head_size"] == HEAD_SIZE])
     print(target.relative_to(ROOT))
 
 
-def _bars(axis: Any, rows: list[dict[str, Any]], shape: tuple[int, int, int], record: Any) -> None:
+def _bars(axis: Any, rows: list[Row], shape: tuple[int, int, int], device: str) -> None:
     names = [row["method"] for row in rows]
-    colours = [BLUE if name.startswith("vort") else GREY for name in names]
+    colours = [BLUE if name.startswith(("vort", "local fused")) else GREY for name in names]
     axis.barh(names, [row["both_ms"] for row in rows], color=colours, height=0.6)
     axis.barh(names, [row["forward_ms"] for row in rows], color=ORANGE, height=0.25)
     for place, row in enumerate(rows):
@@ -40,8 +51,27 @@ def _bars(axis: Any, rows: list[dict[str, Any]], shape: tuple[int, int, int], re
     batch, length, size = shape
     axis.set(
         xlabel="ms: forward (orange) / forward + backward",
-        title=f"B, T, D = {batch}, {length:,}, {size}; {record['device']}, bf16",
+        title=f"B, T, D = {batch}, {length:,}, {size}; {device}, bf16",
     )
+
+
+def _growth(axis: Any, rows: list[Row]) -> None:
+    """Time of a token by length, at the number of tokens that most rows have."""
+    counts = [row["batch"] * row["length"] for row in rows]
+    tokens = max(set(counts), key=counts.count)
+    for method, (colour, style) in GROWTH.items():
+        points = sorted(
+            (row["length"], row["both_ms"] / tokens * 1e6)
+            for row, count in zip(rows, counts, strict=True)
+            if row["method"] == method and count == tokens
+        )
+        axis.plot(*zip(*points, strict=True), style, color=colour, marker="o", label=method)
+    axis.set(xscale="log", yscale="log", xlabel="T")
+    lengths = sorted({row["length"] for row in rows})
+    axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axis.minorticks_off()
+    axis.legend(fontsize=8)
+    axis.set_title(f"ns per token, forward + backward; {tokens:,} tokens")
 
 
 if __name__ == "__main__":

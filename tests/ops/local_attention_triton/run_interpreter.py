@@ -38,15 +38,15 @@ def compiles_into_one_graph() -> None:
 
 
 def obeys_torch_library() -> None:
-    from vort.ops.local_attention.triton import rotate
     from vort.ops.local_attention.triton.op import local_attention_fused
+    from vort.ops.local_attention.triton.rope import rotate_op
 
     inputs = make_inputs(LocalCase(length=20), torch.float32, "cpu", 0)
     q, k, v = (inputs[name].requires_grad_() for name in "qkv")
     for with_entropy in (True, False):
         arguments = (q, k, v, None, None, 7, 0.3, with_entropy)
         torch.library.opcheck(local_attention_fused, arguments)
-    torch.library.opcheck(rotate, (q, torch.rand(20, 8), torch.rand(20, 8)))
+    torch.library.opcheck(rotate_op, (q, torch.rand(20, 8), torch.rand(20, 8)))
 
 
 def rotates_as_pytorch_does() -> None:
@@ -59,6 +59,11 @@ def rotates_as_pytorch_does() -> None:
         torch.testing.assert_close(turned, apply_rope(x, positions, 100.0))
         back = rotate(turned, cos.flatten(0, -2), sin.flatten(0, -2), True)
         torch.testing.assert_close(back, x)
+        leaves = [x.clone().requires_grad_() for _ in range(2)]
+        fused = rotate(leaves[0], cos.flatten(0, -2), sin.flatten(0, -2))
+        pairs = ((fused, leaves[0]), (apply_rope(leaves[1], positions, 100.0), leaves[1]))
+        got, wanted = (torch.autograd.grad((y * y[:1]).sum(), leaf) for y, leaf in pairs)
+        torch.testing.assert_close(got, wanted)
 
 
 CLAIMS: dict[str, Callable[[], None]] = {

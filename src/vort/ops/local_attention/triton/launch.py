@@ -15,7 +15,7 @@ __all__ = ["run_backward", "run_forward"]
 
 
 class Tiling(NamedTuple):
-    """Queries in a block, products' precision and launches; a launch's columns are keys."""
+    """Tokens in a program's own block, launches (columns: tokens taken in a step), precision."""
 
     rows: int
     attend: Shape
@@ -47,7 +47,6 @@ def _constants(
         "V": v.shape[3],
         "BD": power_of_two(q.shape[3]),
         "BV": power_of_two(v.shape[3]),
-        "BM": tiling.rows,
         "HAS_START": start is not None,
         "HAS_VALID": valid is not None,
         "PREC": tiling.precision,
@@ -82,7 +81,7 @@ def run_forward(
     launch(
         attend_kernel, batch * heads * _blocks(length, tiling.rows),
         q, k, v, start, valid, o, lse, entropy, length, k.shape[1] - length, window, scale,
-        BN=tiling.attend.columns, ENTROPY=with_entropy, shape=tiling.attend,
+        BM=tiling.rows, BN=tiling.attend.columns, ENTROPY=with_entropy, shape=tiling.attend,
         **_constants(q, k, v, start, valid, tiling),
     )  # fmt: skip
     return o, entropy, lse
@@ -112,11 +111,11 @@ def run_backward(
     launch(
         query_kernel, batch * heads * _blocks(length, tiling.rows),
         q, k, v, start, valid, o, lse, entropy, do, dentropy, dq, shared, *sizes,
-        BN=tiling.query.columns, shape=tiling.query, **constants,
+        BM=tiling.rows, BN=tiling.query.columns, shape=tiling.query, **constants,
     )  # fmt: skip
     launch(
-        key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.key.columns),
+        key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
         q, k, v, start, valid, lse, shared, do, dentropy, dk, dv, *sizes,
-        BN=tiling.key.columns, shape=tiling.key, **constants,
+        BM=tiling.key.columns, BN=tiling.rows, shape=tiling.key, **constants,
     )  # fmt: skip
     return dq, dk, dv

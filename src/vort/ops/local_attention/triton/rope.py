@@ -5,8 +5,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two
+from vort.ops.gpu.launcher import Shape, launch, power_of_two, traced
 
 __all__ = ["rotate"]
 
@@ -34,9 +35,7 @@ def rotate_kernel(
     tl.store(y + first + HALF, (b * c + a * s).to(y.dtype.element_ty), mask=mask)
 
 
-@torch.library.custom_op("vort::rotate", mutates_args=())
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """x `[B, T, H, D]` with pairs (i, i + D/2) turned; cos, sin `[T or B T, D/2]` float32."""
+def _rotate(x, cos, sin, back):
     x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
     y = torch.empty_like(x)
     heads, half = x.shape[-2], x.shape[-1] // 2
@@ -50,7 +49,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     return y
 
 
-@rotate.register_fake
+@torch.library.custom_op("vort::rotate", mutates_args=())
+def rotate_op(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """What `rotate` returns, as an operator."""
+    return _rotate(x, cos, sin, back)
+
+
+@rotate_op.register_fake
 def _(x, cos, sin, back=False):
     return x.new_empty(x.shape)
 
@@ -61,7 +66,29 @@ def _save(ctx, inputs, output):
 
 
 def _turn_back(ctx, grad):
-    return rotate(grad, *ctx.saved_tensors, not ctx.back), None, None, None
+    return rotate_op(grad, *ctx.saved_tensors, not ctx.back), None, None, None
 
 
-rotate.register_autograd(_turn_back, setup_context=_save)
+rotate_op.register_autograd(_turn_back, setup_context=_save)
+
+
+class _Rotate(torch.autograd.Function):
+    """The same as the operator, without a dispatcher in between."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        _save(ctx, inputs, None)
+        return _rotate(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return _rotate(grad, *ctx.saved_tensors, not ctx.back), None, None, None
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
+    """x `[B, T, H, D]` with pairs (i, i + D/2) turned; cos, sin `[T or B T, D/2]` float32.
+
+    `back` turns the other way. The gradient goes to x alone.
+    """
+    return rotate_op(x, cos, sin, back) if traced(x) else _Rotate.apply(x, cos, sin, back)
