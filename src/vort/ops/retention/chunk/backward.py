@@ -8,7 +8,6 @@ from torch import Tensor
 from vort.ops.retention.chunk.problem import Problem
 from vort.ops.retention.chunk.segment import Segment, enter, flat, matrices, spread
 from vort.ops.retention.chunk.states import run_states_backward
-from vort.ops.retention.chunk.weights import pair_weights_backward
 
 __all__ = ["run_backward"]
 
@@ -57,8 +56,8 @@ def run_backward(
 class ReadingGradients:
     """Gradients on the reading side of a segment, all [n rows H, C, .].
 
-    q [K], reading [S], value [V] (of the sum before it is normalised), scores and weights [C],
-    total_read [S'] (of q . b for each row of b).
+    q [K], reading [S], value [V] (of the sum before it is normalised), scores and weights [C] (by
+    source), total_read [S'] (of q . b for each row of b).
     """
 
     q: Tensor
@@ -73,35 +72,35 @@ def _reading_backward(
     segment: Segment, grad_output: Tensor, inverse: Tensor, G: Tensor, b: Tensor
 ) -> ReadingGradients:
     problem, sums = segment.problem, flat(b)
-    value = flat(segment.load(grad_output))
-    signed = flat(segment.load(inverse))
+    value = flat(segment.load("value", grad_output))
+    signed = flat(segment.load("inverse", inverse))
     if problem.sum_terms:
-        value = value * signed.abs()
-    pairs = torch.bmm(value, segment.v.mT)
-    batch, chunk, size = segment.q.shape
-    asked = problem.workspace.take("asking", batch, chunk, problem.terms * size)
+        value *= signed.abs()
+    _, chunk, size = segment.q.shape
+    pairs = torch.bmm(segment.v, value.mT, out=segment.take("pair gradients", chunk))
+    asked = segment.take("asking", problem.terms * size)
     torch.bmm(value, matrices(G, problem).mT, out=asked)
     reading = value.new_empty(0)
     if problem.reading_needs_grad:
         reading = _by_scale(asked, segment.q, problem.terms)
-    q = _over_scales(asked, flat(segment.reading))
-    total_read = value.new_empty(0)
-    through_sums: Tensor | float = 0.0
+    q = _over_scales(asked, flat(segment.reading), segment.take("q gradients", size))
+    total_read = total = value.new_empty(0)
     if problem.sum_terms:
         # value . output without keeping the output: it is the same sum, taken by source.
-        drawn = (segment.pairs * pairs).sum(-1, keepdim=True)
-        drawn += (segment.q * q).sum(-1, keepdim=True)
+        met = torch.mul(segment.pairs, pairs, out=segment.take("met", chunk))
+        drawn = met.sum(-2).unsqueeze(-1)
+        drawn += torch.mul(segment.q, q, out=segment.take("met", size)).sum(-1, keepdim=True)
         total = drawn.mul_(signed).neg_()
         total_read = total * segment.sum_reading
         q.baddbmm_(total_read, sums)
-        if problem.normalizer == "decayed":
-            pairs += total
-            if problem.reading_needs_grad:
-                reading += total * torch.bmm(segment.q, sums.mT)
-        else:
-            through_sums = total * problem.decays.seen
-    scores = (pairs * segment.weights).add_(through_sums)
-    q.baddbmm_(scores, segment.k)
+    if problem.normalizer == "decayed":
+        pairs += total.mT
+        if problem.reading_needs_grad:
+            reading += total * torch.bmm(segment.q, sums.mT)
+    scores = torch.mul(pairs, segment.weights, out=segment.take("score gradients", chunk))
+    if problem.normalizer == "undecayed":
+        scores.addcmul_(total.mT, problem.decays.seen)
+    q.baddbmm_(scores.mT, segment.k)
     return ReadingGradients(q, reading, value, scores, pairs.mul_(segment.scores), total_read)
 
 
@@ -125,8 +124,10 @@ def _writing_backward(
     states = matrices(leaving[1:], problem)
     told = torch.bmm(segment.v, states.mT, out=asking)
     writing = _by_scale(told, segment.k, problem.terms)
-    k = _over_scales(told, flat(segment.writing)).baddbmm_(read.scores.mT, segment.q)
-    v = torch.bmm(segment.pairs.mT, read.value).baddbmm_(written, states)
+    k = _over_scales(told, flat(segment.writing), segment.take("k gradients", problem.key_dim))
+    k.baddbmm_(read.scores, segment.q)
+    v = segment.take("v gradients", problem.value_dim)
+    torch.bmm(segment.pairs, read.value, out=v).baddbmm_(written, states)
     if problem.decay_needs_grad:
         grads.log_decay += _aging(G, leaving[1:], segment)
 
@@ -154,19 +155,15 @@ def _store_gates(
     """Gradients of read, write and log_decay: inside chunks, into them and out of them."""
     problem = segment.problem
     chunk = problem.plan.chunk
-    to_read, to_write, to_decay = pair_weights_backward(
-        read.weights.view(*segment.batch, chunk, chunk),
-        segment.read,
-        segment.write,
-        problem.decays,
-        problem.decay_needs_grad,
+    to_read, to_write, to_decay = problem.weights.backward(
+        read.weights, segment.read, segment.write, problem.decay_needs_grad
     )
     segment.store(grads.write, to_write + writing * segment.leave)
     if problem.reading_needs_grad:
         reading = read.reading.view(segment.read.shape)
-    if problem.read is not None:
+    if to_read is not None:
         segment.store(grads.read, to_read + reading * segment.arrive)
-    if not problem.decay_needs_grad:
+    if to_decay is None:
         return
     since_start = torch.arange(1, chunk + 1, device=writing.device).unsqueeze(-1)
     aged = segment.reading * reading * since_start
@@ -179,14 +176,16 @@ def _by_scale(scales: Tensor, x: Tensor, terms: int) -> Tensor:
     """For each token, its S rows of scales [.., C, S K] times x [.., C, K]: [.., C, S]."""
     batch, chunk, size = x.shape
     rows = scales.view(batch * chunk, terms, size)
-    return torch.bmm(rows, x.view(batch * chunk, size, 1)).view(batch, chunk, terms)
+    return torch.bmm(x.view(batch * chunk, 1, size), rows.mT).view(batch, chunk, terms)
 
 
-def _over_scales(scales: Tensor, weight: Tensor) -> Tensor:
-    """For each token, the sum of its S rows of scales [.., C, S K], weighted: [.., C, K]."""
+def _over_scales(scales: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """For each token, the sum of its S rows of scales [.., C, S K], weighted: out [.., C, K]."""
     batch, chunk, terms = weight.shape
     rows = scales.view(batch * chunk, terms, -1)
-    return torch.bmm(weight.reshape(batch * chunk, 1, terms), rows).view(batch, chunk, -1)
+    weight = weight.reshape(batch * chunk, 1, terms)
+    torch.bmm(weight, rows, out=out.view(batch * chunk, 1, -1))
+    return out
 
 
 def _aging(entering: Tensor, leaving: Tensor, segment: Segment) -> Tensor:

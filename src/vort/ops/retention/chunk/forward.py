@@ -25,7 +25,7 @@ def run_forward(problem: Problem, keep: bool) -> tuple[Tensor, ...]:
         segment = Segment(problem, start, stop)
         _, G, b = enter(segment, state, initial, final)
         state = (G[-1], b[-1])
-        value = torch.bmm(segment.pairs, segment.v)
+        value = torch.bmm(segment.pairs.mT, segment.v, out=segment.take("value", problem.value_dim))
         asking = spread(segment.reading, segment.q, problem.workspace, "asking")
         value = value.baddbmm_(asking, matrices(G[:-1], problem))
         if problem.sum_terms:

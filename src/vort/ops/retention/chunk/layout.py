@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "BLOCK",
     "SHORTEST",
     "WORKSPACE",
     "Chunk",
@@ -19,9 +18,6 @@ __all__ = [
     "Plan",
     "make_layout",
 ]
-
-# Chunks are cut into blocks of this many tokens (see weights).
-BLOCK = 8
 
 # Shorter chunks than this spend more on their states than on their tokens.
 SHORTEST = 16
@@ -79,8 +75,8 @@ class Layout(ABC):
         self.device = device
 
     @abstractmethod
-    def load(self, x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Chunks start..stop of x [B, T, H, D] as [n, rows, H, C, D], contiguous, padded with 0."""
+    def load(self, x: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
+        """Fill out [n, rows, H, C, D] with chunks start..stop of x [B, T, H, D], padded with 0."""
 
     @abstractmethod
     def store(self, x: Tensor, start: int, stop: int, value: Tensor) -> None:
@@ -112,15 +108,15 @@ class DenseLayout(Layout):
     def _tokens(self, start: int, stop: int) -> slice:
         return slice(start * self.chunk, min(stop * self.chunk, self.length))
 
-    def load(self, x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    def load(self, x: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
         """See Layout."""
         piece = x[:, self._tokens(start, stop)]
         missing = (stop - start) * self.chunk - piece.shape[1]
         if missing:
             piece = torch.nn.functional.pad(piece, (0, 0, 0, 0, 0, missing))
         count = stop - start
-        piece = piece.view(x.shape[0], count, self.chunk, *x.shape[2:]).permute(1, 0, 3, 2, 4)
-        return piece.to(dtype).contiguous()
+        piece = piece.view(x.shape[0], count, self.chunk, *x.shape[2:])
+        return out.copy_(piece.permute(1, 0, 3, 2, 4))
 
     def store(self, x: Tensor, start: int, stop: int, value: Tensor) -> None:
         """See Layout."""
@@ -153,12 +149,12 @@ class PackedLayout(Layout):
         self._token = (torch.tensor(starts, dtype=torch.long)[:, None] + offsets).to(device)
         self._token = self._token.masked_fill_(~self._used, 0)
 
-    def load(self, x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    def load(self, x: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
         """See Layout."""
-        tokens = x[0].index_select(0, self._token[start:stop].flatten()).to(dtype)
+        tokens = x[0].index_select(0, self._token[start:stop].flatten())
         tokens = tokens.view(stop - start, self.chunk, *x.shape[2:]).transpose(1, 2)
         unused = ~self._used[start:stop, None, :, None]
-        return tokens.masked_fill(unused, 0).contiguous().unsqueeze(1)
+        return out.copy_(tokens.unsqueeze(1)).masked_fill_(unused.unsqueeze(1), 0)
 
     def store(self, x: Tensor, start: int, stop: int, value: Tensor) -> None:
         """See Layout."""

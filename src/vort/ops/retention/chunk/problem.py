@@ -1,56 +1,19 @@
 """What the passes are given, with the sizes and tables that follow from it."""
 
-import math
-import threading
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from vort.ops.retention.chunk.layout import WORKSPACE, Layout, Plan, make_layout
-from vort.ops.retention.chunk.weights import Decays
+from vort.ops.retention.chunk.decays import Decays
+from vort.ops.retention.chunk.gated_weights import GatedWeights
+from vort.ops.retention.chunk.lag_weights import LagWeights
+from vort.ops.retention.chunk.layout import Layout, Plan, make_layout
+from vort.ops.retention.chunk.workspace import Workspace
 from vort.ops.retention.state import compute_dtype, state_terms
 
-__all__ = ["Problem", "Workspace"]
-
-
-class Workspace:
-    """Large temporaries by name, written over from segment to segment.
-
-    Fresh pages cost a CPU more than the sums that fill them, so there the buffers also outlive the
-    call: one set for each thread, no larger than a few workspaces.
-    """
-
-    _of_thread = threading.local()
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
-        if like.device.type == "cpu":
-            self.buffers = self._of_thread.__dict__.setdefault("buffers", {})
-        if _fills_memory():
-            for buffer in self.buffers.values():
-                buffer.fill_(math.nan)  # as torch.empty would, so that a missed write shows
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape, contents undefined; it overwrites the last one of its name."""
-        size, key = math.prod(shape), (name, self.like.dtype)
-        buffer = self.buffers.get(key)
-        if buffer is None or buffer.numel() < size:
-            buffer = self.buffers[key] = self.like.new_empty(size)
-        return buffer[:size].view(shape)
-
-    def close(self) -> None:
-        """Let go of what is too large to keep."""
-        for key in [key for key, x in self.buffers.items() if x.numel() > 2 * WORKSPACE["cpu"]]:
-            del self.buffers[key]
-
-
-def _fills_memory() -> bool:
-    """Whether torch.empty comes back filled with NaN."""
-    fills = bool(getattr(torch.utils.deterministic, "fill_uninitialized_memory", False))
-    return fills and torch.are_deterministic_algorithms_enabled()
+__all__ = ["Problem"]
 
 
 @dataclass
@@ -86,6 +49,8 @@ class Problem:
         rates = self.log_decay[:1] if shared else self.log_decay
         self.decays = Decays.of(rates.to(self.dtype), self.plan.chunk, self.include_self)
         self.workspace = Workspace(self.decays.power)
+        kind = LagWeights if self.read is None else GatedWeights
+        self.weights: LagWeights | GatedWeights = kind(self.decays, self.workspace)
 
     @property
     def reading_needs_grad(self) -> bool:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from vort.ops.retention.chunk.problem import Problem, Workspace
+from vort.ops.retention.chunk.problem import Problem
 from vort.ops.retention.chunk.states import run_states
-from vort.ops.retention.chunk.weights import pair_weights
+from vort.ops.retention.chunk.workspace import Workspace
 
 __all__ = ["Segment", "enter", "flat", "matrices", "spread"]
 
@@ -13,22 +13,25 @@ __all__ = ["Segment", "enter", "flat", "matrices", "spread"]
 class Segment:
     """A run of chunks, loaded.
 
-    q, k, v and all matrices are batches [n rows H, C, .]; the gates read and write, how positions
-    read the states that enter their chunk (reading) and write those that leave it (writing) keep
-    their [n, rows, H, C, S]. `batch` is (n, rows, H).
+    q, k, v and all matrices are batches [n rows H, C, .]; scores, weights and their product, pairs,
+    go by source: [n rows H, C, C] at [i, t], where t reads i. The gates read and write, how
+    positions read the states that enter their chunk (reading) and write those that leave it
+    (writing) keep their [n, rows, H, C, S]. `batch` is (n, rows, H).
     """
 
     def __init__(self, problem: Problem, start: int, stop: int) -> None:
         self.problem, self.span = problem, (start, stop)
         self.chunks = problem.layout.chunks[start:stop]
-        self.q, self.k, self.v = (flat(self.load(x)) for x in (problem.q, problem.k, problem.v))
-        self.write = self.load(problem.write)
+        self.q = flat(self.load("q", problem.q))
+        self.k = flat(self.load("k", problem.k))
+        self.v = flat(self.load("v", problem.v))
+        self.write = self.load("write", problem.write)
         self.batch = self.write.shape[:3]
         power = problem.decays.power
         if problem.read is None:
             self.read = power.new_ones(()).expand(self.write.shape)
         else:
-            self.read = self.load(problem.read)
+            self.read = self.load("read", problem.read)
         self.arrive = power[1:].transpose(0, 1).contiguous()
         self.lengths = torch.tensor([chunk.length for chunk in self.chunks], device=power.device)
         steps = self.lengths[:, None] - 1 - torch.arange(problem.plan.chunk, device=power.device)
@@ -37,13 +40,21 @@ class Segment:
         self.leave = power[steps].transpose(1, 2).unsqueeze(1).contiguous()
         self.reading = self.read * self.arrive
         self.writing = self.write * self.leave
-        self.weights = flat(pair_weights(self.read, self.write, problem.decays))
-        self.scores = torch.bmm(self.q, self.k.mT)
-        self.pairs = self.scores * self.weights
+        size = problem.plan.chunk
+        self.weights = problem.weights.by_source(self.read, self.write)
+        self.scores = torch.bmm(self.k, self.q.mT, out=self.take("scores", size))
+        self.pairs = torch.mul(self.scores, self.weights, out=self.take("pairs", size))
 
-    def load(self, x: Tensor) -> Tensor:
-        """This segment's part of x [B, T, H, D]."""
-        return self.problem.layout.load(x, *self.span, self.problem.dtype)
+    def load(self, name: str, x: Tensor) -> Tensor:
+        """This segment's part of x [B, T, H, D], in the memory of that name."""
+        (start, stop), problem = self.span, self.problem
+        shape = (stop - start, problem.layout.rows, x.shape[2], problem.plan.chunk, x.shape[3])
+        out = problem.workspace.take(name, *shape)
+        return problem.layout.load(x, start, stop, out)
+
+    def take(self, name: str, size: int) -> Tensor:
+        """Memory of that name for [n rows H, C, size], contents undefined."""
+        return self.problem.workspace.take(name, *self.q.shape[:2], size)
 
     def store(self, x: Tensor, value: Tensor) -> None:
         """Put this segment's part into x."""
@@ -58,8 +69,8 @@ class Segment:
     def pair_sums(self) -> Tensor:
         """What the tokens of its own chunk add to each position's normaliser, [n rows H, C]."""
         if self.problem.normalizer == "decayed":
-            return self.pairs.sum(-1)
-        return (self.scores * self.problem.decays.seen).sum(-1)
+            return self.pairs.sum(-2)
+        return (self.scores * self.problem.decays.seen).sum(-2)
 
     @property
     def sum_writing(self) -> Tensor:
