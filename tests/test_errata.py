@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vort.experiments.kernel import measured_rate
-from vort.fractional import PowerLawBasis, gl_weights, mass_below
+from vort.fractional import PowerLawBasis, gl_weights, legendre_soe, mass_below
 from vort.fractional.quadrature import integration_interval
 from vort.ops.retention import paper_banks, retention
 
@@ -124,12 +124,19 @@ def test_e19_break_even() -> None:
     assert banks * terms * features / width == pytest.approx(18.75)
 
 
+def test_e22_nodes_of_the_papers_rule_are_the_same_for_every_order() -> None:
+    rules = [legendre_soe(order, 15, 1000, 1e-3, corrections=()) for order in (0.1, 0.5, 0.9)]
+    for rule in rules[1:]:
+        assert np.array_equal(rule.rates, rules[0].rates)
+        assert not np.allclose(rule.weights, rules[0].weights)
+
+
 def test_every_erratum_names_a_test_that_exists() -> None:
     text = (ROOT / "docs" / "errata.md").read_text()
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     entries = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
     assert [entry.split(" ")[0] for entry in entries] != []
-    assert {int(e[1 : e.index(" ")]) for e in entries} == set(range(1, 21))
+    assert {int(e[1 : e.index(" ")]) for e in entries} == set(range(1, 24))
     for entry in entries:
         for name in re.findall(r"`(test_\w+)`", entry):
             assert f"def {name}(" in sources, name

@@ -74,12 +74,12 @@ class Descent:
 
     @property
     def rate(self) -> float:
-        """Measured factor on F - F* in a step, the geometric mean over the resolved part."""
-        last = min(len(self._resolved(self.gaps)), len(self.losses) - 1)
-        begin, end = (self.losses[i] - self.optimum for i in (0, last))
-        if last == 0 or begin <= 0:
+        """Measured factor on F - F* in a step, the geometric mean as far as it can be resolved."""
+        begin = self.losses[0] - self.optimum
+        last = max(1, len(self._resolved(self.losses)) - 1)
+        if begin <= 0:
             return math.nan
-        return float((max(end, 0.0) / begin) ** (1 / last))
+        return float((max(self.losses[last] - self.optimum, 0.0) / begin) ** (1 / last))
 
     def holds(self, pl_constant: float | None = None) -> bool:
         """Whether no loss of the run is above its bound, but for rounding."""
