@@ -8,6 +8,8 @@ try:
     from vort.commands import probe
     from vort.commands.generate import generate
     from vort.commands.kernel import kernel
+    from vort.commands.lens import lens
+    from vort.commands.report import report
     from vort.commands.reproduce import reproduce
 except ModuleNotFoundError as missing:  # the core does not need them
     sys.exit(f"the vort command needs the extra `lab`: pip install 'vort[lab]' ({missing})")
@@ -18,6 +20,8 @@ app = typer.Typer(
 app.command()(kernel)
 app.command()(reproduce)
 app.command()(generate)
+app.command()(lens)
+app.command()(report)
 app.add_typer(probe.app, name="probe")
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vort.commands.loading import load_model
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +34,7 @@ def generate(
     if save_every < 1:
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
     try:
-        state = _open(*_load(model, device), session, seed)
+        state = _open(*load_model(model, device), session, seed)
         _feed(state, sys.stdin.read() if prompt == "-" else prompt)
         pieces = state.stream(
             max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
@@ -53,19 +55,6 @@ def generate(
         typer.echo()
         if session is not None:
             state.save(session)
-
-
-def _load(name: str, device: str) -> "tuple[VortForCausalLM, PreTrainedTokenizerBase]":
-    from transformers import AutoTokenizer
-
-    from vort.models import ByteTokenizer, VortForCausalLM
-
-    model: VortForCausalLM = VortForCausalLM.from_pretrained(name)
-    model.eval()  # type: ignore[no-untyped-call]
-    model.to(device)  # type: ignore[arg-type]  # transformers' annotation hides nn.Module's
-    if Path(name).is_dir() and not (Path(name) / "tokenizer_config.json").is_file():
-        return model, ByteTokenizer()
-    return model, AutoTokenizer.from_pretrained(name)
 
 
 def _open(
