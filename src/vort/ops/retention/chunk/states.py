@@ -1,6 +1,6 @@
 """States across chunks, forwards and backwards."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,6 +8,9 @@ from torch import Tensor
 from vort.ops.retention.chunk.layout import Chunk
 
 __all__ = ["run_states", "run_states_backward"]
+
+# States of fewer elements than this cost more in calls than in sums.
+SMALL = 1 << 15
 
 
 def run_states(
@@ -25,15 +28,14 @@ def run_states(
     that starts a sequence takes its state from `initial`, one that ends a sequence leaves it in
     `final`: nothing crosses over.
     """
-    each, lefts, rights = states.unbind(), left.unbind(), right.unbind()
-    products = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
+    each, add_product = states.unbind(), _adder(states[1:], left, right)
     aging = _aging_of(chunks, drop)
     for index, chunk in enumerate(chunks):
         before, after = each[index], each[index + 1]
         if chunk.first is not None:
             before.copy_(initial[chunk.first])
         torch.addcmul(before, before, aging[chunk.length], out=after)
-        products[index + 1].baddbmm_(lefts[index], rights[index])
+        add_product(index)
         if final is not None and chunk.last is not None:
             final[chunk.last] = after
 
@@ -53,17 +55,26 @@ def run_states_backward(
     the state entering it. Gradients of final states come in through `final`, those of initial
     ones go out to `initial`.
     """
-    each, lefts, rights = grads.unbind(), left.unbind(), right.unbind()
-    products = grads.view(len(grads), -1, left.shape[-2], right.shape[-1]).unbind()
+    each, add_product = grads.unbind(), _adder(grads[:-1], left, right)
     aging = _aging_of(chunks, drop)
     for index in reversed(range(len(chunks))):
         chunk, before, after = chunks[index], each[index], each[index + 1]
         if chunk.last is not None:
             after.copy_(final[chunk.last])
         torch.addcmul(after, after, aging[chunk.length], out=before)
-        products[index].baddbmm_(lefts[index], rights[index])
+        add_product(index)
         if chunk.first is not None:
             initial[chunk.first] = before
+
+
+def _adder(states: Tensor, left: Tensor, right: Tensor) -> Callable[[int], Tensor]:
+    """A function of c that adds left[c] @ right[c] to states[c]."""
+    if states.shape[1:].numel() < SMALL:
+        each, products = states.unbind(), (left @ right).view(states.shape).unbind()
+        return lambda index: each[index].add_(products[index])
+    matrices = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
+    lefts, rights = left.unbind(), right.unbind()
+    return lambda index: matrices[index].baddbmm_(lefts[index], rights[index])
 
 
 def _aging_of(chunks: Sequence[Chunk], drop: Tensor) -> dict[int, Tensor]:
