@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from vort.layers import MemoryInputs, RetentionMemory
 from vort.plasticity.loss import retrieval_loss
 from vort.plasticity.retrievals import Retrievals
 
-__all__ = ["memory_retrieval_loss", "record_memories"]
+__all__ = ["memory_features", "memory_retrieval_loss", "record_memories"]
 
 
 @contextmanager
@@ -70,22 +69,36 @@ def memory_retrieval_loss(
     >>> [memory_retrieval_loss(*each, asked).shape for each in found]
     [torch.Size([1, 2])]
     """
-    if not memory.key_map.is_positive:
-        kind = type(memory.key_map).__name__
-        raise ValueError(f"memory must have positive features for p to be a share, got {kind}")
-    if inputs.padding is not None or inputs.cu_seqlens is not None:
-        raise ValueError("inputs must be whole rows, got padded or packed sequences")
     routing = memory.route(inputs)
-    given = inputs.with_all_heads()
-    query_map = memory.key_map if memory.query_map is None else memory.query_map
-    # A factor of the query's own cancels in p.
-    given = replace(given, q=query_map.map_query(given.q), k=memory.key_map(given.k))
     return retrieval_loss(
-        given.q,
-        given.k,
+        *memory_features(memory, inputs),
         routing.write,
         routing.log_decay,
         retrievals,
         read=routing.read,
         similarity="features",
     )
+
+
+def memory_features(memory: RetentionMemory, inputs: MemoryInputs) -> tuple[Tensor, Tensor]:
+    """Features of queries and keys, `[B, T, H, K]` each, whose products a memory takes as similar.
+
+    For `retrieval_loss` and `refine_orders` with `similarity="features"`; arguments as for
+    `memory_retrieval_loss`. Queries are right up to a factor of their own, which cancels in p.
+
+    >>> import torch
+    >>> from vort.layers import VortAttention
+    >>> layer = VortAttention(hidden_size=16, num_heads=2, window=8, horizon=1000)
+    >>> with record_memories(layer) as found:
+    ...     _ = layer(torch.randn(1, 4, 16))
+    >>> [x.shape[:3] for x in memory_features(*found[0])]
+    [torch.Size([1, 4, 2]), torch.Size([1, 4, 2])]
+    """
+    if not memory.key_map.is_positive:
+        kind = type(memory.key_map).__name__
+        raise ValueError(f"memory must have positive features for p to be a share, got {kind}")
+    if inputs.padding is not None or inputs.cu_seqlens is not None:
+        raise ValueError("inputs must be whole rows, got padded or packed sequences")
+    given = inputs.with_all_heads()
+    query_map = memory.key_map if memory.query_map is None else memory.query_map
+    return query_map.map_query(given.q), memory.key_map(given.k)
