@@ -1,1 +1,1 @@
-"""One file for each table or figure of the paper: what is run, and what it is held against."""
+"""One file for each table or figure of the paper: its cells, and what they show."""

@@ -141,6 +141,8 @@ def one_order(beta: float = 0.5, start: float = 0.95, iterations: int = 40) -> R
 
 def claims(record: Record) -> list[Claim]:
     """The paper's statements on plasticity, judged by a record of `run`."""
+    if len(record["settings"]["seeds"]) < 2:
+        raise ValueError("record must be of at least 2 seeds to be judged, got 1")
     refined, trained, plain = (
         record[name]["difference"] for name in ("refined", "with", "without")
     )

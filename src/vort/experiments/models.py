@@ -1,0 +1,49 @@
+"""The rows of the tables: models by name, each as settings of `VortConfig`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["MODELS", "Model"]
+
+# What VORT adds to retrieval; the ablations give it to the rivals too.
+PLAIN: dict[str, Any] = {"write_gate": False, "read_weights": False}
+FAVOR: dict[str, Any] = {"feature_map": "favor"}
+# Nothing but what the paper writes down.
+LITERAL: dict[str, Any] = {**PLAIN, **FAVOR, "qk_norm": False, "output_norm": False, "conv_size": 0}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A row: what tables call it, its settings, and whose rows of the paper it stands for."""
+
+    label: str
+    settings: dict[str, Any]
+    paper_row: str = ""
+
+
+_POWER_LAW = {"memory": "uniform_power_law", "learn_rates": False, "num_terms": 15}
+# The paper's single rate, the same for all heads, tuned on validation data from outside.
+_EXPONENTIAL = {"memory": "exponential", "learn_rates": False}
+
+MODELS: dict[str, Model] = {
+    "vort": Model("VORT (ours)", {}, "Power-Law (ours)"),
+    "vort_paper": Model("VORT as printed: banks, FAVOR+", {"routing": "banks", **LITERAL}),
+    "power_law": Model("Power-Law, order .7", {**_POWER_LAW, **PLAIN}, "Power-Law (ours)"),
+    "uniform_power_law": Model(
+        "Power-Law, one learned order", {**_POWER_LAW, "learn_rates": True, **PLAIN}
+    ),
+    "mixture": Model("Mixture-5", {"memory": "mixture", **PLAIN}, "Mixture-5"),
+    "exponential": Model("Exponential, rate tuned", {**_EXPONENTIAL, **PLAIN}, "Exponential"),
+    "gla": Model("GLA", {"memory": "gla"}),
+    "none": Model("no memory", {"memory": "none"}),
+    "softmax": Model("full attention (state grows)", {"memory": "softmax"}),
+    "power_law_favor": Model(
+        "Power-Law, order .7, FAVOR+", {**_POWER_LAW, **PLAIN, **FAVOR}, "Power-Law (ours)"
+    ),
+    "mixture_favor": Model(
+        "Mixture-5, FAVOR+", {"memory": "mixture", **PLAIN, **FAVOR}, "Mixture-5"
+    ),
+    "exponential_favor": Model(
+        "Exponential, rate tuned, FAVOR+", {**_EXPONENTIAL, **PLAIN, **FAVOR}, "Exponential"
+    ),
+}

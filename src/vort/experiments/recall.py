@@ -1,0 +1,172 @@
+"""What the two recall tables share: cells of a task, and a summary with the paper's claims."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vort.experiments.cell import Cell, Scale
+from vort.experiments.claims import Claim
+from vort.experiments.experiment import Figure, Summary
+from vort.experiments.models import MODELS
+from vort.experiments.scores import (
+    PaperTable,
+    group_by_model,
+    label_of,
+    margin,
+    score_sheet,
+    show,
+)
+from vort.experiments.sizes import recall_config
+from vort.experiments.tuned import tuned
+
+__all__ = ["LAPTOP_NOTE", "recall_cell", "recall_claims", "recall_summary"]
+
+LAPTOP_NOTE = (
+    "Laptop size: a smaller model on shorter sequences, with lag classes shortened in proportion. "
+    "Verdicts against the paper's figures are about direction; its sizes need --scale paper."
+)
+
+# For models and scales that were not searched.
+_UNTUNED: dict[Scale, float] = {"laptop": 4e-3, "paper": 2e-3}
+# Rows that keep every token, so that nothing is comparable about their state.
+UNBOUNDED = ("softmax",)
+
+
+def recall_cell(
+    experiment: str,
+    scale: Scale,
+    model: str,
+    seed: int,
+    task: Mapping[str, Any],
+    training: Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **rest: Any,
+) -> Cell:
+    """A cell of a recall table: the row's settings at this scale, with its tuned rates.
+
+    settings: of the model, where it is no row of `MODELS`.
+    """
+    found = tuned("pilot", scale, model, _UNTUNED[scale])
+    row = dict(MODELS[model].settings if settings is None else settings)
+    config = recall_config(scale, row)
+    if row.get("memory") == "exponential" and not row.get("learn_rates", True):
+        config["exponential_rate"] = found.pop("exponential_rate", 10 / task["length"])
+    found.pop("exponential_rate", None)
+    return Cell(
+        experiment=experiment,
+        scale=scale,
+        model=model,
+        seed=seed,
+        task={**task, "seed": seed},
+        config=config,
+        training={**training, **found},
+        **rest,
+    )
+
+
+def recall_claims(
+    records: Sequence[Mapping[str, Any]], table: PaperTable, buckets: Sequence[str]
+) -> list[Claim]:
+    """The paper's claims about a recall table that can be computed from these results."""
+    found = group_by_model(records)
+    long = buckets[-1]
+    claims = []
+    for suffix in ("_favor", ""):
+        names = [f"{name}{suffix}" for name in ("power_law", "exponential", "mixture")]
+        claims += [
+            _kernel_claim(found, names[0], rival, long, table)
+            for rival in names[1:]
+            if names[0] in found and rival in found
+        ]
+    if "vort" in found:
+        claims += _own_claim(found, long, table)
+    return claims
+
+
+def _kernel_claim(
+    found: Mapping[str, list[Mapping[str, Any]]],
+    ours: str,
+    rival: str,
+    long: str,
+    table: PaperTable,
+) -> Claim:
+    compared = margin(found[ours], found[rival], long, table)
+    rows = [table.rows[MODELS[name].paper_row][-1] for name in (ours, rival)]
+    paper = table.sign * (rows[0] - rows[1])
+    gain = compared.difference
+    verdict = "reproduced" if compared.clear else "not reproduced"
+    if gain.count < 2:
+        verdict = "reproduced" if gain.mean > table.tolerance else "not reproduced"
+    return Claim(
+        f"table {table.label}",
+        f"{label_of(ours)} is {paper:.1f} points better than {label_of(rival)} at long lags",
+        f"{show(gain, 1)} points over {gain.count} seed(s)",
+        verdict,  # type: ignore[arg-type]
+    )
+
+
+def _own_claim(
+    found: Mapping[str, list[Mapping[str, Any]]], long: str, table: PaperTable
+) -> list[Claim]:
+    rivals = [name for name in found if name != "vort" and name not in UNBOUNDED]
+    if not rivals:
+        return []
+    gains = {name: margin(found["vort"], found[name], long, table) for name in rivals}
+    closest = min(gains, key=lambda name: gains[name].difference.mean)
+    gain = gains[closest].difference
+    clear = all(
+        x.clear or (x.difference.count < 2 and x.difference.mean > 0) for x in gains.values()
+    )
+    return [
+        Claim(
+            "ours",
+            "VORT (ours) is better at long lags than every rival of bounded state, by more than "
+            "the interval over seeds",
+            f"closest is {label_of(closest)}: {show(gain, 1)} points over {gain.count} seed(s)",
+            "reproduced" if clear else "not reproduced",
+        )
+    ]
+
+
+def recall_summary(
+    title: str, records: Sequence[Mapping[str, Any]], table: PaperTable, scale: Scale
+) -> Summary:
+    """Table, claims and accuracy by lag of a recall task."""
+    if not records:
+        return Summary([])
+    order = list(records[0]["test"])
+    buckets = [name for name in order if name != "all"]
+    shown = [*records, *_heavy_hitters(records)]
+    sheet = score_sheet(title, shown, buckets, table, label=_label)
+    notes = [LAPTOP_NOTE] if scale == "laptop" else []
+    if any(record["cell"]["seed"] != records[0]["cell"]["seed"] for record in records):
+        notes.append("Intervals are 95 %, Student's t over seeds.")
+    else:
+        notes.append("One seed: no intervals.")
+
+    def draw(path: Path) -> None:
+        from vort.report.score_figures import draw_by_lag
+
+        draw_by_lag(path, {_label(k): v for k, v in group_by_model(shown).items()}, title)
+
+    caption = "Test accuracy by lag between source and query; bands are the range over seeds."
+    claims = recall_claims(records, table, buckets)
+    return Summary([sheet], claims, [Figure("by_lag.png", caption, draw)], notes)
+
+
+def _label(model: str) -> str:
+    return "full attention, H2O cache" if model == "h2o" else label_of(model)
+
+
+def _heavy_hitters(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Results of softmax models under H2O's policy, as rows of their own."""
+    return [
+        {
+            **record,
+            **{key: record["h2o"][key] for key in ("test", "lags", "state_numbers")},
+            "cell": {**record["cell"], "model": "h2o"},
+        }
+        for record in records
+        if "h2o" in record
+    ]

@@ -1,0 +1,55 @@
+"""How large each experiment is at each scale: tasks, models, training."""
+
+from typing import Any
+
+from vort.experiments.cell import Scale
+
+__all__ = ["RECALL", "Size", "recall_config"]
+
+Size = dict[str, Any]
+
+# One layer that does nothing but retrieve: no window, no convolution, no positions. A token of the
+# recall tasks shows its key and its label at once, so neighbours have nothing to add.
+_BARE: Size = {
+    "num_hidden_layers": 1,
+    "sliding_window": 0,
+    "use_entropy": False,
+    "conv_size": 0,
+    "rope_theta": None,
+    "tie_word_embeddings": False,
+}
+
+RECALL: dict[Scale, Size] = {
+    "laptop": {
+        **_BARE,
+        "hidden_size": 64,
+        "num_attention_heads": 1,
+        "head_dim": 32,
+        "num_features": 32,
+        "intermediate_size": 64,
+        "num_terms": 8,
+        "horizon": 1000,
+    },
+    "paper": {
+        **_BARE,
+        "hidden_size": 128,
+        "num_attention_heads": 2,
+        "head_dim": 64,
+        "num_features": 64,
+        "intermediate_size": 256,
+        "num_terms": 12,
+        "horizon": 10_000,
+    },
+}
+
+# The paper's K = 10 banks of S = 15 terms are 136 states; at laptop size 4 of 8 are 25.
+_BANKS: dict[Scale, Size] = {
+    "laptop": {"num_banks": 4, "num_terms": 8},
+    "paper": {"num_banks": 10, "num_terms": 15},
+}
+
+
+def recall_config(scale: Scale, settings: Size) -> Size:
+    """Settings of a model of the recall tables, from what its row says."""
+    banks = _BANKS[scale] if settings.get("routing") == "banks" else {}
+    return {**RECALL[scale], **banks, **settings}

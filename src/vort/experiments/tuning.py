@@ -1,0 +1,89 @@
+"""Trials of settings on validation data: the same number and length for every model."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vort.experiments.cell import Cell, Scale, read_cell
+from vort.experiments.registry import EXPERIMENTS
+from vort.experiments.tuned import trials_for
+
+__all__ = ["SEED", "best_of", "search_cells"]
+
+# Of no table, so that a setting is not chosen for the weights it is then judged with.
+SEED = 100
+
+
+def search_cells(
+    experiment: str,
+    scale: Scale,
+    models: Sequence[str] | None = None,
+    share: float = 0.5,
+    data: Path | None = None,
+) -> list[Cell]:
+    """A cell for every trial of every model: its table's first cell, shortened, on seed 100."""
+    if experiment not in ("pilot", "books"):
+        raise ValueError(f"experiment must be pilot or books, got {experiment!r}")
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie in (0, 1], got {share}")
+    firsts: dict[str, Cell] = {}
+    for cell in EXPERIMENTS[experiment].cells(scale, data):
+        firsts.setdefault(cell.model, cell)
+    unknown = set(models or ()) - set(firsts)
+    if unknown:
+        known = ", ".join(firsts)
+        raise ValueError(f"models must be of {known}, got {', '.join(sorted(unknown))}")
+    chosen = [cell for name, cell in firsts.items() if models is None or name in models]
+    return [
+        _trial(cell, number, trial, share)
+        for cell in chosen
+        for number, trial in enumerate(trials_for(cell.model, cell.scale, cell.task["length"]))
+    ]
+
+
+def _trial(cell: Cell, number: int, trial: dict[str, Any], share: float) -> Cell:
+    settings = dict(trial)
+    training = {**cell.training, "learning_rate": settings.pop("learning_rate")}
+    for key in ("steps", "epochs"):
+        if key in training:
+            training[key] = max(1, round(training[key] * share))
+    # Test data play no part: they are not even scored.
+    training["test_sequences"] = 0
+    config = dict(cell.config)
+    if "exponential_rate" in settings and not config.get("learn_rates", True):
+        config["exponential_rate"] = settings["exponential_rate"]
+    return replace(
+        cell,
+        seed=SEED,
+        task={**cell.task, "seed": SEED},
+        config=config,
+        training=training,
+        after={},
+        tags={**cell.tags, "trial": number},
+    )
+
+
+def best_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
+    """For each model: the best settings, all trials, and what they cost.
+
+    A trial that broke down has no bits and cannot win.
+    """
+    found: dict[str, Any] = {}
+    for cell in cells:
+        record = read_cell(cell, folder)
+        settings = trials_for(cell.model, cell.scale, cell.task["length"])[cell.tags["trial"]]
+        bits = None if record is None else record["validation"]["all"]["bits"]
+        entry = found.setdefault(cell.model, {"trials": [], "steps": None})
+        entry["trials"].append({**settings, "bits": bits})
+        if record is not None:
+            entry["steps"] = record["steps"]
+    for entry in found.values():
+        finished = [trial for trial in entry["trials"] if trial["bits"] is not None]
+        if not finished:
+            raise RuntimeError("no trial of a model came to an end: nothing to choose from")
+        best = min(finished, key=lambda trial: trial["bits"])
+        rates = [trial["learning_rate"] for trial in entry["trials"]]
+        entry["best"] = {key: value for key, value in best.items() if key != "bits"}
+        entry["at_edge"] = best["learning_rate"] in (min(rates), max(rates))
+    return found
