@@ -6,7 +6,7 @@ from vort.experiments.plasticity import claims, run
 
 
 def test_a_record_is_ready_for_json_and_judged_claim_by_claim() -> None:
-    record = run((0, 1), steps=2, length=64, iterations=2)
+    record = run((0, 1), steps=1, length=32, iterations=2)
     again = json.loads(json.dumps(record, allow_nan=False))
     for group in ("with", "without", "refined"):
         assert [each["seed"] for each in again[group]["runs"]] == [0, 1]
