@@ -24,28 +24,24 @@ def apply_rope(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
         raise ValueError(f"RoPE turns pairs: the head dimension must be even, got {dim}")
     if not base > 0:
         raise ValueError(f"rope_base must be positive, got {base}")
-    cos, sin = angles_of(x, positions, base)
     if _fused(x, positions):
         from .triton import rotate
 
-        fused: Tensor = rotate(x, cos.flatten(0, -2), sin.flatten(0, -2))
-        return fused
-    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+        turned: Tensor = rotate(x, positions, base)
+        return turned
+    # Angles in float64: at position 10^6 a float32 angle is already off by several hundredths.
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    exponents = torch.arange(0, dim, 2, device=x.device, dtype=wide) / dim
+    angles = positions.to(x.device, wide)[..., None, None] * base**-exponents
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    first, second = x.to(dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return turned.to(x.dtype)
 
 
-def angles_of(x: Tensor, positions: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the angles by which `apply_rope` turns x, each `[..., T, 1, D/2]`."""
-    # Angles in float64: at position 10^6 a float32 angle is already off by several hundredths.
-    wide = torch.float32 if x.device.type == "mps" else torch.float64
-    exponents = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=wide) / x.shape[-1]
-    angles = positions.to(x.device, wide)[..., None, None] * base**-exponents
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
 def _fused(x: Tensor, positions: Tensor) -> bool:
-    """Whether one kernel can do it: on a GPU, with a position for each token or for all rows."""
-    shared = positions.ndim == 1 or positions.shape[:-1] in ((1,), x.shape[:1])
-    return x.ndim == 4 and shared and positions.shape[-1] == x.shape[1] and kernels_take(x)
+    """Whether kernels can do it: on a GPU, with a position for each token or one for all rows."""
+    rows = positions.ndim == 1 or positions.shape[:-1] in ((1,), x.shape[:1])
+    known = x.ndim == 4 and rows and positions.shape[-1] == x.shape[1]
+    return known and positions.device == x.device and kernels_take(x)

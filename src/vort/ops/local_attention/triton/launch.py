@@ -32,8 +32,9 @@ def choose_tiling(widest: int, dtype: torch.dtype) -> Tiling:
         shape = Shape(32, 4 if widest <= 64 else 8, 1)
         return Tiling(32, shape, shape, shape, "ieee")
     if widest <= 64:
-        return Tiling(64, Shape(64, 4, 3), Shape(64, 4, 3), Shape(64, 4, 3), "tf32")
-    return Tiling(64, Shape(64, 4, 3), Shape(64, 8, 2), Shape(64, 8, 2), "tf32")
+        # few steps in a walk: more programs on a multiprocessor gain more than deeper pipelines
+        return Tiling(64, Shape(64, 4, 3, 128), Shape(32, 4, 3), Shape(32, 4, 2), "tf32")
+    return Tiling(64, Shape(64, 4, 2), Shape(32, 4, 2), Shape(32, 4, 2), "tf32")
 
 
 def _constants(

@@ -16,12 +16,13 @@ from .tiling import Tiling, choose_tiling
 
 __all__ = ["Problem", "run_backward", "run_forward"]
 
-# Programs of the walk over states that a large GPU runs at once (four on each of 132).
-RESIDENT = 528
+# Programs of the walk over states for a large GPU: four run at once on each of 132
+# multiprocessors, and some more take the place of those that end early (b costs less than G).
+RESIDENT = 600
 # Segments cost a second pass and run closer together: fewer than this gain nothing.
 FEWEST_SEGMENTS = 5
 # Parts of a segment in the first pass, where programs differ in how far they look back.
-FINE = 3
+FINE = 4
 ROWWISE = Shape(columns=0, warps=4, stages=1)
 FOLD = Shape(columns=256, warps=1, stages=1)
 
