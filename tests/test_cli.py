@@ -42,7 +42,10 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["kernel", "--horizon", "0"], "horizon must be a whole number >= 1, got 0"),
         (["kernel", "--tolerance", "1e-9"], "tolerance must be reachable within 64 terms"),
         (["kernel", "--tolerance", "0.1", "--terms", "4"], "give either terms or tolerance"),
-        (["reproduce", "--only", "dreams"], "--only takes kernel, got dreams"),
+        (
+            ["reproduce", "--only", "dreams"],
+            "--only takes kernel, pilot, label_copy, books, ablations, complexity, orders, got dreams",
+        ),
     ],
 )
 def test_bad_options_are_explained(arguments: list[str], message: str) -> None:
@@ -56,13 +59,42 @@ def test_reproduce_writes_a_report_with_computed_verdicts(tmp_path: Path) -> Non
     result = runner.invoke(app, ["reproduce", "--only", "kernel", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     folder = tmp_path / "kernel"
-    record = json.loads((folder / "results.json").read_text())
-    verdicts = {claim["where"]: claim["verdict"] for claim in record["claims"]}
+    record = json.loads((folder / "summary.json").read_text())
+    verdicts = {claim["where"]: claim["verdict"] for claim in record["verdicts"]}
     assert verdicts["theorem soe"] == "reproduced once corrected"
     assert verdicts["abstract"] == "not reproduced"
     assert verdicts["theorem quant"] == "reproduced"
     assert {"command", "torch", "device"} <= set(record["made_by"])
-    report = (folder / "report.md").read_text()
-    for name in ("power_law.png", "kernels_soe.png"):
-        assert name in report
-        assert (folder / name).stat().st_size > 10_000
+    for figure in record["figures"]:
+        assert (folder / figure["file"]).stat().st_size > 10_000
+    assert "theorem soe" in (tmp_path / "report.html").read_text()
+
+
+def test_reproduce_trains_cells_once_and_ends_with_tables_and_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vort.commands.reproduce.console", Console(width=160))
+    arguments = ["reproduce", "--only", "pilot,orders", "--cells", "*-vort-*seed0"]
+    arguments += ["--share", "0.02", "--out", str(tmp_path), "--workers", "1"]
+    first = runner.invoke(app, arguments)
+    assert first.exit_code == 0, first.output
+    assert "VORT (ours)" in first.output
+    again = runner.invoke(app, arguments)
+    assert "1 of 1 cells are done already" in again.output
+    summary = json.loads((tmp_path / "pilot" / "summary.json").read_text())
+    assert summary["scale"] == "laptop"
+    assert summary["sheets"][0]["rows"][0][0] == "VORT (ours)"
+    assert "Learned orders" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_of_train_can_be_scored_again(tmp_path: Path) -> None:
+    sizes = ["length=100", "pairs=4", "keys=8", "test_sequences=8", "validation_sequences=4"]
+    options = [part for size in sizes for part in ("--task-set", size)]
+    model = ["hidden_size=16", "num_attention_heads=1", "num_hidden_layers=1"]
+    options += [part for size in model for part in ("--model-set", size)]
+    folder = ["--out", str(tmp_path)]
+    trained = runner.invoke(app, ["train", "zipf_retrieval", *folder, "--steps", "2", *options])
+    assert trained.exit_code == 0, trained.output
+    result = json.loads((tmp_path / "result.json").read_text())
+    scored = runner.invoke(app, ["eval", str(tmp_path)])
+    assert f"{result['test']['all']['bits']:.3f}" in scored.output

@@ -11,6 +11,8 @@ try:
     from vort.commands.lens import lens
     from vort.commands.report import report
     from vort.commands.reproduce import reproduce
+    from vort.commands.train import evaluate, train
+    from vort.commands.tune import tune
 except ModuleNotFoundError as missing:  # the core does not need them
     sys.exit(f"the vort command needs the extra `lab`: pip install 'vort[lab]' ({missing})")
 
@@ -19,6 +21,9 @@ app = typer.Typer(
 )
 app.command()(kernel)
 app.command()(reproduce)
+app.command()(train)
+app.command("eval")(evaluate)
+app.command()(tune)
 app.command()(generate)
 app.command()(lens)
 app.command()(report)

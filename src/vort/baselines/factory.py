@@ -91,7 +91,8 @@ def build_memory(name: str, settings: MemorySettings) -> Memory:
         options = {"horizon": s.horizon, "components": s.components, **gates, **_retention(s)}
         return MixtureMemory(*sizes, **options)
     if name in ("uniform_power_law", "exact_power_law"):
-        basis = {"horizon": s.horizon, "terms": s.terms, "order_min": s.order_min}
+        basis: dict[str, Any] = {"horizon": s.horizon, "terms": s.terms}
+        basis["order_min"] = s.order_min
         options = {"learn_order": s.learn_rates, "write_gate": s.write_gate, **basis}
         if name == "exact_power_law":
             return ExactPowerLawMemory(*sizes, **options, **_retention(s))

@@ -1,6 +1,5 @@
 """`vort reproduce`: the paper's experiments, redone; tables on the terminal, a report on disk."""
 
-import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
@@ -150,7 +149,7 @@ def _report(name: str, planned: dict[str, list["Cell"]], out: Path, scale: Any) 
     from vort.experiments.cell import read_cell
     from vort.experiments.claims import claims_sheet
     from vort.experiments.registry import EXPERIMENTS
-    from vort.report.provenance import provenance
+    from vort.report.folder import write_summary
 
     experiment: Experiment = EXPERIMENTS[name]
     members = [cell for part in (name, *experiment.uses) for cell in planned.get(part, [])]
@@ -174,9 +173,8 @@ def _report(name: str, planned: dict[str, list["Cell"]], out: Path, scale: Any) 
         "scale": scale,
         "command": command,
         **summary.to_dict(command),
-        "made_by": provenance(),
     }
-    (folder / "summary.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_summary(folder, record)
 
 
 def _finish(out: Path, failed: list[str]) -> None:
@@ -206,8 +204,8 @@ def _kernel(folder: Path) -> None:
         rules_sheet,
     )
     from vort.fractional import PowerLawBasis
+    from vort.report.folder import write_summary
     from vort.report.kernel_figures import draw_kernels_soe, draw_power_law
-    from vort.report.provenance import provenance
 
     folder.mkdir(parents=True, exist_ok=True)
     claims = [check() for check in track(CLAIMS, "kernel claims", console=console)]
@@ -237,6 +235,5 @@ def _kernel(folder: Path) -> None:
         ],
         "notes": [],
         "rules": [asdict(rule) for rule in rules],
-        "made_by": provenance(),
     }
-    (folder / "summary.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_summary(folder, record)

@@ -1,36 +1,22 @@
-"""A report folder: one Markdown page, its pictures, and the figures behind them as JSON."""
+"""The folder of one experiment: its pictures, and `summary.json` with all that a page shows."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vort.report.provenance import provenance
-from vort.report.tables import Sheet
 
 
-def write_report(
-    folder: Path,
-    title: str,
-    sheets: Sequence[Sheet],
-    pictures: Sequence[str],
-    record: Mapping[str, Any],
-) -> Path:
-    """Write `report.md` and `results.json`, and return the page's path.
+def write_summary(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Write `summary.json`, where it came from added; whole or not at all.
 
-    Args:
-        folder: an existing folder, which holds the pictures already.
-        title: of the page.
-        sheets: tables, in order.
-        pictures: file names in the folder.
-        record: what to keep as JSON; where it came from is added.
+    record: title, about, command, sheets, verdicts, figures, notes; see `vort.report.html`.
     """
-    source = provenance()
-    tables = "\n".join(sheet.to_markdown() for sheet in sheets)
-    shown = "\n".join(f"![{name}]({name})\n" for name in pictures)
-    foot = "\n".join(f"- {key}: `{value}`" for key, value in source.items())
-    page = folder / "report.md"
-    page.write_text(f"# {title}\n\n{tables}\n{shown}\n## Made by\n\n{foot}\n")
-    kept = {"made_by": source, **record}
-    (folder / "results.json").write_text(json.dumps(kept, indent=1) + "\n")
-    return page
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "summary.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({**record, "made_by": provenance()}, indent=1) + "\n")
+    os.replace(partial, path)
+    return path
