@@ -44,7 +44,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["kernel", "--tolerance", "0.1", "--terms", "4"], "give either terms or tolerance"),
         (
             ["reproduce", "--only", "dreams"],
-            "--only takes kernel, pilot, label_copy, books, ablations, complexity, orders, got dreams",
+            "books, ablations, complexity, orders, got dreams",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_books_at_paper_scale_need_a_folder() -> None:
 def fake(cell: Any, long: float) -> dict[str, Any]:
     """A record as a cell of a recall table leaves it."""
     names = ("near", "middle", "far")
-    scores = dict.fromkeys((*names, "all"), {"accuracy": long, "bits": 1.0, "count": 10})
+    scores = {key: {"accuracy": long, "bits": 1.0, "count": 10} for key in (*names, "all")}
     lags = [{"low": 1, "high": 10, "accuracy": long, "bits": 1.0, "count": 10}]
     layer = {
         kind: {"count": 5, "mean": mean, "deviation": 0.1, "heads": [mean], "histogram": [1.0] * 40}

@@ -91,13 +91,16 @@ def build_memory(name: str, settings: MemorySettings) -> Memory:
         options = {"horizon": s.horizon, "components": s.components, **gates, **_retention(s)}
         return MixtureMemory(*sizes, **options)
     if name in ("uniform_power_law", "exact_power_law"):
-        basis: dict[str, Any] = {"horizon": s.horizon, "terms": s.terms}
-        basis["order_min"] = s.order_min
-        options = {"learn_order": s.learn_rates, "write_gate": s.write_gate, **basis}
-        if name == "exact_power_law":
-            return ExactPowerLawMemory(*sizes, **options, **_retention(s))
-        options["read_weights"] = s.read_weights
-        return UniformPowerLawMemory(*sizes, **options, **_retention(s))
+        options = {
+            "horizon": s.horizon,
+            "terms": s.terms,
+            "order_min": s.order_min,
+            "learn_order": s.learn_rates,
+            **gates,
+            **_retention(s),
+        }
+        kind = UniformPowerLawMemory if name == "uniform_power_law" else ExactPowerLawMemory
+        return kind(*sizes, **options)
     if name == "softmax":
         heads = (s.num_heads, s.head_dim, s.num_key_value_heads)
         if s.heavy_hitters is not None:
