@@ -31,6 +31,7 @@ def test_page_holds_every_part_of_a_run(tmp_path: Path) -> None:
         "vort reproduce --only pilot --scale laptop --seeds 3",
         "62.8 % ± 1.5, 26 points above",
         "Against the paper, beta = 1",
+        "Test scores of every condition",
         "Test accuracy, %: beta 1.0",
         "Accuracy by lag: beta 1.5",
         "Learned orders",

@@ -32,7 +32,8 @@ def standalone_page(
         blocks: further data by id, base64 text that a script decodes when it needs it.
     """
     style = "\n".join(map(read_part, styles))
-    script = "\n".join(map(read_part, scripts))
+    # One scope of their own, which the files share and the page's window does not see.
+    script = "(() => {\n" + "\n".join(map(read_part, scripts)) + "})();"
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"

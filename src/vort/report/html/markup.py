@@ -65,7 +65,7 @@ def table(headings: Sequence[Any], rows: Sequence[Sequence[Any]], class_: str = 
     figures = {
         index
         for index in range(1, len(headings))
-        if all(_is_figure(row[index]) for row in rows if index < len(row) and row[index])
+        if _all_figures([row[index] for row in rows if index < len(row) and row[index]])
     }
     head = tag(
         "tr",
@@ -95,6 +95,10 @@ def table(headings: Sequence[Any], rows: Sequence[Sequence[Any]], class_: str = 
 
 
 _FIGURE = re.compile(r"^[+\-−±~≈<>≤≥]?\s*\.?\d[\s+\-−±.,\d%eE()\[\]/x×–*]*$")
+
+
+def _all_figures(column: Sequence[Any]) -> bool:
+    return bool(column) and all(map(_is_figure, column))
 
 
 def _is_figure(cell: Any) -> bool:

@@ -71,6 +71,7 @@ def _section(experiment: Experiment, charts: Charts) -> Markup:
     command = [command_line(str(summary["command"]))] if summary.get("command") else []
     # Figures first to be made: a picture that cannot be read is named in the notes.
     figures = figures_part(experiment)
+    sheets = sheets_part(experiment)
     return join(
         [
             tag("h2", experiment.title),
@@ -78,8 +79,8 @@ def _section(experiment: Experiment, charts: Charts) -> Markup:
             *command,
             notes_part(experiment),
             verdicts_part(experiment),
-            sheets_part(experiment),
-            scores_part(conditions),
+            sheets,
+            scores_part(conditions, aside=bool(sheets)),
             charts.of_conditions(conditions),
             figures,
             tag(

@@ -14,6 +14,8 @@ from typing import Any
 
 __all__ = ["PICTURES", "Experiment", "Json", "Run", "mapping", "read_run", "rows_of"]
 
+# The paper's order; experiments it does not know follow by name.
+ORDER = ("kernel", "pilot", "label_copy", "books", "ablations", "complexity", "orders")
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 Json = dict[str, Any]
 
@@ -70,7 +72,9 @@ def read_run(folder: Path) -> Run:
         raise NotADirectoryError(f"{folder} is not a folder")
     if _is_experiment(folder):
         return Run(folder, [_read_experiment(folder)])
-    parts = sorted(path for path in folder.iterdir() if path.is_dir() and _is_experiment(path))
+    found = [path for path in folder.iterdir() if path.is_dir() and _is_experiment(path)]
+    place = {name: index for index, name in enumerate(ORDER)}
+    parts = sorted(found, key=lambda path: (place.get(path.name, len(ORDER)), path.name))
     if not parts:
         raise ValueError(
             f"{folder} holds no experiment: a folder with summary.json, results.json or cells/"

@@ -120,7 +120,7 @@ def conditions_of(experiment: Experiment) -> list[Condition]:
         model = str(settings[name].get("model", name))
         groups.setdefault(keys, {}).setdefault(model, []).append(cell)
     return [
-        Condition(", ".join(filter(None, keys)), models, _is_language(models))
+        Condition(", ".join(filter(None, keys)), _ours_first(models), _is_language(models))
         for keys, models in sorted(groups.items())
     ]
 
@@ -130,6 +130,10 @@ def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
     every = list(settings)
     keys = dict.fromkeys(key for one in every for key in one)
     return [key for key in keys if len({repr(one.get(key)) for one in every}) > 1]
+
+
+def _ours_first(models: dict[str, list[Json]]) -> dict[str, list[Json]]:
+    return dict(sorted(models.items(), key=lambda item: not item[0].startswith("vort")))
 
 
 def _words(key: str, value: Any) -> str:

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 VERDICTS = {
+    "exceeded": "good",
     "reproduced": "good",
     "reproduced once corrected": "fair",
     "not reproduced": "bad",
@@ -62,6 +63,8 @@ def verdicts_part(experiment: Experiment) -> Markup:
         for row in rows
     ]
     headings = ["where", "the paper", "measured", "verdict", "erratum"]
+    if not any(row[-1] for row in body):
+        headings, body = headings[:-1], [row[:-1] for row in body]
     return join([tag("h3", "Verdicts"), table(headings, body, "cards claims")])
 
 
@@ -82,8 +85,11 @@ def sheets_part(experiment: Experiment) -> Markup:
     return join(parts)
 
 
-def scores_part(conditions: list[Condition]) -> Markup:
-    """Test scores by model and bucket, with the interval over seeds; the best in bold."""
+def scores_part(conditions: list[Condition], *, aside: bool) -> Markup:
+    """Test scores by model and bucket, with the interval over seeds; the best in bold.
+
+    With `aside` they are folded up: the experiment has tables of its own.
+    """
     parts = []
     for condition in conditions:
         buckets = condition.buckets()
@@ -104,6 +110,8 @@ def scores_part(conditions: list[Condition]) -> Markup:
         parts += [tag("h3", title), table(headings, rows)]
     if parts:
         parts.append(tag("p", "± is half of the 95 % interval over seeds.", class_="fine"))
+    if parts and aside:
+        return tag("details", tag("summary", "Test scores of every condition"), *parts)
     return join(parts)
 
 
@@ -158,7 +166,6 @@ def cells_part(experiment: Experiment) -> Markup:
         rows.append(
             [
                 name,
-                *(flat[name].get(key, "") for key in varied),
                 _rate(cell),
                 total.get("accuracy"),
                 total.get("bits"),
@@ -167,10 +174,11 @@ def cells_part(experiment: Experiment) -> Markup:
                 cell.get("tokens_per_second"),
                 cell.get("seconds"),
                 mapping(cell.get("made_by")).get("device"),
+                *(flat[name].get(key, "") for key in varied),
             ]
         )
-    headings = ["cell", *varied, "learning rate", "accuracy", "bits", "parameters"]
-    headings += ["state", "tokens/s", "seconds", "device"]
+    headings = ["cell", "learning rate", "accuracy", "bits", "parameters", "state"]
+    headings += ["tokens/s", "seconds", "device", *varied]
     shown = table(headings, rows)
     edge = any(mapping(cell.get("search")).get("at_edge") for cell in cells.values())
     note = tag("p", "* best at the edge of what was searched.", class_="fine") if edge else ""
@@ -220,7 +228,8 @@ def _settings(cell: Json) -> dict[str, str]:
     for part in ("scale", "task", "model", "training"):
         value = cell.get(part)
         if isinstance(value, dict):
-            flat.update({f"{part}.{key}": _flat(item) for key, item in value.items()})
+            for key, item in value.items():
+                flat[f"{part}.{key}"] = "none" if item is None else _flat(item)
         elif value is not None:
             flat[part] = _flat(value)
     return flat

@@ -20,6 +20,7 @@ from vort.report.standalone import read_part, standalone_page
 __all__ = ["LensText", "lens_page"]
 
 LIMIT_BYTES = 15_000_000
+SCRIPTS = ("_memory", "_charts", "_text", "_colours", "_panel", "_selection", "")
 SAMPLED = 12  # positions of each head at which the page's weights are held against the model's
 
 
@@ -104,7 +105,7 @@ def lens_page(
         f"{title}: VORT lens",
         read_part("lens.html"),
         styles=["base.css", "lens.css"],
-        scripts=["lens_memory.js", "lens_charts.js", "lens.js"],
+        scripts=[f"lens{part}.js" for part in SCRIPTS],
         data=data,
         blocks=blocks,
     )

@@ -5,6 +5,9 @@ const vortChart = (() => {
   const SPACE = "http://www.w3.org/2000/svg";
   const SHAPES = ["circle", "square", "diamond", "triangle"];
 
+  /** Eight colours, four shapes; beyond eight lines are dashed. */
+  const classOf = (series) => `s s${series.colour % 8}${series.colour >= 8 ? " dashed" : ""}`;
+
   function node(name, attributes = {}, text) {
     const made = document.createElementNS(SPACE, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -55,7 +58,7 @@ const vortChart = (() => {
       const button = document.createElement("button");
       button.type = "button";
       button.setAttribute("aria-pressed", "true");
-      const icon = node("svg", { width: 22, height: 12, viewBox: "0 0 22 12", class: `s s${series.colour % 8}`, "aria-hidden": "true" });
+      const icon = node("svg", { width: 22, height: 12, viewBox: "0 0 22 12", class: classOf(series), "aria-hidden": "true" });
       icon.append(node("line", { x1: 0, y1: 6, x2: 22, y2: 6, class: "line" }), shape(SHAPES[series.colour % 4], 11, 6, 3));
       const name = document.createElement("span");
       name.textContent = series.name;
@@ -122,10 +125,10 @@ const vortChart = (() => {
         if (!series.points.some((p) => p[3] > p[2])) continue;
         const up = series.points.map((p) => `${x(p[0])},${y(p[3])}`);
         const down = [...series.points].reverse().map((p) => `${x(p[0])},${y(p[2])}`);
-        svg.append(node("polygon", { points: [...up, ...down].join(" "), class: `s s${series.colour % 8} band` }));
+        svg.append(node("polygon", { points: [...up, ...down].join(" "), class: `${classOf(series)} band` }));
       }
       for (const series of shown) {
-        const group = node("g", { class: `s s${series.colour % 8}` });
+        const group = node("g", { class: classOf(series) });
         group.append(node("polyline", { points: series.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" "), class: "line" }));
         if (series.points.length <= 24) for (const p of series.points) group.append(shape(SHAPES[series.colour % 4], x(p[0]), y(p[1]), 2.8));
         svg.append(group);
@@ -150,7 +153,7 @@ const vortChart = (() => {
         if (!point) continue;
         head = point[4];
         const dot = shape(SHAPES[series.colour % 4], x(point[0]), y(point[1]), 4.5);
-        dot.setAttribute("class", `s s${series.colour % 8} dot`);
+        dot.setAttribute("class", `${classOf(series)} dot`);
         cross.append(dot);
         const spread = point[3] > point[2] ? `  (${shows(point[2])} to ${shows(point[3])})` : "";
         rows.push([point[1], `${series.name}  ${shows(point[1])}${spread}`]);
