@@ -18,6 +18,7 @@ table lists its flash kernel beside it.
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -163,6 +164,10 @@ QUICK = [
     "fla chunk_simple_gla", "8 x chunk_retention", "local block form",
 ]  # fmt: skip
 FULL = QUICK + [name for name in METHODS if name not in QUICK]
+# Timed after everything else: it has the most configurations to compile.
+LATE = ("fla chunk_gla",)
+# Seconds after which a row is given up; a method that compiles for longer would take the rest.
+PATIENCE = 25
 # Its backward refuses the Triton this is timed with (fla issue 640): only its forward is tried.
 FORWARD_ONLY = ("fla chunk_simple_gla",)
 
@@ -199,6 +204,8 @@ def measure(name: str, batch: int, length: int, size: int) -> dict[str, Any]:
     """Forward, forward+backward and peak memory of one method at one shape."""
     function, terms, leaves = METHODS[name]
     row: dict[str, Any] = {"method": name, "batch": batch, "length": length, "head_size": size}
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(PATIENCE)
     try:
         inputs, back = make(batch, length, size, terms)
         wanted = [inputs[leaf] for leaf in leaves]
@@ -227,8 +234,15 @@ def measure(name: str, batch: int, length: int, size: int) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         row["note"] = f"not installed: {error.name}"
     except Exception as error:
-        row["note"] = f"refused: {type(error).__name__}: {str(error).splitlines()[0][:160]}"
+        reason = (str(error).splitlines() or [""])[0][:160]
+        row["note"] = f"refused: {type(error).__name__}: {reason}"
+    finally:
+        signal.alarm(0)
     return row
+
+
+def _give_up(*_: Any) -> None:
+    raise TimeoutError(f"more than {PATIENCE} s for one row")
 
 
 def ceilings() -> dict[str, float]:
@@ -456,26 +470,28 @@ def main() -> None:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(result, indent=1))
 
-    patched = False
-    for size in dict.fromkeys(size for _, _, size in cut):
-        seconds = compile_all(names, size, arguments.folder, every, arguments.workers)
-        result["compile_s"][str(size)] = seconds
-        print(f"head size {size}: compiled in {seconds:.0f} s", flush=True)
-        if not patched:
-            tame_autotuning(every)
-            patched = True
-            result["ceilings"] = limits = ceilings()
-            result["decode"] = decode(limits)
-            print(json.dumps({k: v for k, v in result.items() if k != "rows"}), flush=True)
-        for batch, length, _ in (shape for shape in cut if shape[2] == size):
-            for name in names:
-                row = measure(name, batch, length, size)
-                if name.startswith(("vort", "local")):
-                    row |= floor(row, limits)
-                rows.append(row)
-                torch.cuda.empty_cache()
-                save()
-                print(line(row, rows), flush=True)
+    sizes = list(dict.fromkeys(size for _, _, size in cut))
+    early, late = ([n for n in names if (n in LATE) == is_late] for is_late in (False, True))
+    limits: dict[str, float] = {}
+    for phase in (early, late):
+        for size in sizes if phase else ():
+            seconds = compile_all(phase, size, arguments.folder, every, arguments.workers)
+            result["compile_s"][f"{size}{' late' if phase is late else ''}"] = seconds
+            print(f"head size {size}: compiled in {seconds:.0f} s", flush=True)
+            if not limits:
+                tame_autotuning(every)
+                result["ceilings"] = limits = ceilings()
+                result["decode"] = decode(limits)
+                print(json.dumps({k: v for k, v in result.items() if k != "rows"}), flush=True)
+            for batch, length, _ in (shape for shape in cut if shape[2] == size):
+                for name in phase:
+                    row = measure(name, batch, length, size)
+                    if name.startswith(("vort", "local")):
+                        row |= floor(row, limits)
+                    rows.append(row)
+                    torch.cuda.empty_cache()
+                    save()
+                    print(line(row, rows), flush=True)
     print(table(rows))
 
 

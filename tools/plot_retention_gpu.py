@@ -65,7 +65,8 @@ def _growth(axis: Any, rows: list[Row]) -> None:
             for row, count in zip(rows, counts, strict=True)
             if row["method"] == method and count == tokens
         )
-        axis.plot(*zip(*points, strict=True), style, color=colour, marker="o", label=method)
+        if points:
+            axis.plot(*zip(*points, strict=True), style, color=colour, marker="o", label=method)
     axis.set(xscale="log", yscale="log", xlabel="T")
     lengths = sorted({row["length"] for row in rows})
     axis.set_xticks(lengths, [f"{length:,}" for length in lengths])

@@ -8,9 +8,13 @@ from torch import Tensor
 __all__ = ["has_triton", "kernels_take", "require_kernels"]
 
 
+# Asked once: torch.compile does not trace a search for packages.
+_FOUND = importlib.util.find_spec("triton") is not None
+
+
 def has_triton() -> bool:
     """Whether the triton package is installed."""
-    return importlib.util.find_spec("triton") is not None
+    return _FOUND
 
 
 def kernels_take(*tensors: Tensor) -> bool:
@@ -20,11 +24,10 @@ def kernels_take(*tensors: Tensor) -> bool:
     False
     """
     dtype = tensors[0].dtype
-    return (
-        all(x.device.type == "cuda" and x.dtype == dtype for x in tensors)
-        and dtype in (torch.bfloat16, torch.float32)
-        and has_triton()
-    )
+    for x in tensors:
+        if x.device.type != "cuda" or x.dtype != dtype:
+            return False
+    return dtype in (torch.bfloat16, torch.float32) and has_triton()
 
 
 def require_kernels(device: torch.device, instead: str) -> None:
