@@ -6,7 +6,7 @@ precision of the codes (`vort.report.lens.codes`), which is measured here and sa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ def lens_page(
                 "gated": layer.gate is not None,
                 "reads": layer.read is not None,
                 "includeSelf": layer.include_self,
+                "shares": layer.shares,
                 "signed": features.signed,
             }
         )
@@ -138,16 +139,15 @@ def _encode_head(
         k.packed,
     ]
     terms, size = layer.write.shape[2], layer.q.shape[2]
-    shown = LayerView(
-        None,
-        layer.gate if layer.gate is None else layer.gate[head : head + 1],
-        routes.decode(write, terms)[None],
-        None if read is None else routes.decode(read, terms)[None],
-        layer.rates[head : head + 1],
-        features.decode(q, size)[None],
-        features.decode(k, size)[None],
-        layer.denominator[head : head + 1],
-        layer.include_self,
+    shown = replace(
+        layer,
+        gate=layer.gate if layer.gate is None else layer.gate[head : head + 1],
+        write=routes.decode(write, terms)[None],
+        read=None if read is None else routes.decode(read, terms)[None],
+        rates=layer.rates[head : head + 1],
+        q=features.decode(q, size)[None],
+        k=features.decode(k, size)[None],
+        denominator=layer.denominator[head : head + 1],
     )
     return as_base64(b"".join(parts)), _largest_error(layer, shown, head)
 

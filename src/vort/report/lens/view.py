@@ -38,6 +38,7 @@ class LayerView:
         k: `[H, T, K]`, features of keys.
         denominator: `[H, T]`, positive.
         include_self: whether a position reads its own token.
+        shares: whether the weights of a position are shares that sum to 1.
     """
 
     order: Floats | None
@@ -49,6 +50,7 @@ class LayerView:
     k: Floats
     denominator: Floats
     include_self: bool
+    shares: bool
 
     def weights(self, head: int, position: int) -> Floats:
         """How much one position retrieves of every token up to it, by time scale: `[t + 1, S]`."""
@@ -136,6 +138,7 @@ def _view_memory(memory: RetentionMemory, inputs: MemoryInputs) -> LayerView:
         k=_heads_first(k),
         denominator=_heads_first(_denominator(memory, q, k, routing)),
         include_self=memory.include_self,
+        shares=memory.normalizer == "decayed" and memory.key_map.is_positive,
     )
 
 

@@ -110,7 +110,7 @@ const vortCharts = (() => {
   }
 
   /** What a position reads, by lag in octaves, each bar stacked by time scale (fast on top). */
-  function scales(canvas, byScale, colours, only) {
+  function scales(canvas, byScale, colours, only, words) {
     const frame = begin(canvas, 150);
     const { pen, left, right, top, bottom } = frame;
     const last = byScale[0].length - 1;
@@ -132,14 +132,13 @@ const vortCharts = (() => {
     high = high || 1;
     const step = (right - left) / (octaves + 1);
     pen.textBaseline = "middle";
-    const share = (value) => (value >= 0.01 ? `${Math.round(value * 100)} %` : value.toExponential(0));
     for (const part of [0.5, 1]) {
       const y = bottom - (bottom - top - 4) * part;
       pen.strokeStyle = css("--line");
       line(pen, left, y, right, y);
       pen.fillStyle = css("--faint");
       pen.textAlign = "right";
-      pen.fillText(share(high * part), left - 5, y);
+      pen.fillText(words(high * part), left - 5, y);
     }
     for (let bin = 0; bin <= octaves; bin++) {
       let base = bottom;

@@ -118,8 +118,8 @@ function legend() {
     const { past, next } = found.tops;
     const least = 10 ** -DECADES;
     box.append(
-      make("div", {}, make("div", { text: "read from the past" }), scaleOf("past", share(past * least), share(past))),
-      make("div", {}, make("div", { text: "given to what follows" }), scaleOf("next", share(next * least), share(next))),
+      make("div", {}, make("div", { text: "read from the past" }), scaleOf("past", weight(past * least), weight(past))),
+      make("div", {}, make("div", { text: "given to what follows" }), scaleOf("next", weight(next * least), weight(next))),
     );
   } else if (!head.ordered && state.colour !== "surprise" && !head.gated) {
     box.append(make("span", { text: "This memory has no orders: every token fades alike. Select one to see what it reads and gives." }));

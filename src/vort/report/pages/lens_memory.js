@@ -64,6 +64,7 @@ const vortMemory = (() => {
       size: about.features,
       rates: about.rates[head],
       includeSelf: about.includeSelf,
+      shares: about.shares,
       ordered: about.ordered,
       gated: about.gated,
       reader: take.floats(length),

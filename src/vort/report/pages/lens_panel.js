@@ -14,10 +14,10 @@ function hitsOf(weights, toToken, from, many, kind) {
       make("bdi", { text: flat(shown.slice(Math.max(0, c - 9), c).join("")) }),
       make("mark", { text: flat(shown[c]) }),
       make("bdi", { text: flat(shown.slice(c + 1, c + 12).join("")) }));
-    const button = make("button", { "data-token": token, "aria-label": `${nameOf(c)}, ${plural(Math.abs(lag), "token")} ${lag < 0 ? "back" : "on"}, ${share(weights[n])}` },
+    const button = make("button", { "data-token": token, "aria-label": `${nameOf(c)}, ${plural(Math.abs(lag), "token")} ${lag < 0 ? "back" : "on"}, ${weight(weights[n])}` },
       words,
       make("span", { class: "lag", text: lag === 0 ? "itself" : `${lag < 0 ? "−" : "+"}${whole(Math.abs(lag))}` }),
-      make("span", { class: "w", text: share(weights[n]) }));
+      make("span", { class: "w", text: weight(weights[n]) }));
     button.addEventListener("click", () => { pick(token); reveal(cellOf[token]); });
     list.append(make("li", {}, button));
   }
@@ -122,7 +122,7 @@ function givesPart(body) {
   let best = 1;
   for (let lag = 1; lag <= left; lag++) if (Math.abs(found.gives[lag]) > Math.abs(found.gives[best])) best = lag;
   body.append(make("p", { text: "The line is its retention kernel: what is left of it, whoever asks. A dot is one later position, and the weight with which that position in fact retrieves it." }));
-  body.append(make("canvas", { class: "chart", id: "influence-chart", role: "img", "aria-label": `Influence by lag; the strongest reader is ${plural(best, "token")} on, with ${share(found.gives[best])}` }));
+  body.append(make("canvas", { class: "chart", id: "influence-chart", role: "img", "aria-label": `Influence by lag; the strongest reader is ${plural(best, "token")} on, with ${weight(found.gives[best])}` }));
   const list = hitsOf(found.gives, (lag) => state.picked + lag, 1, 5, "cool");
   list.id = "readers";
   list.setAttribute("aria-label", "Strongest readers");
@@ -131,7 +131,7 @@ function givesPart(body) {
 
 function drawCharts(marked) {
   const scales = $("scales-chart");
-  if (scales) vortCharts.scales(scales, found.reads.byScale, vortCharts.ramp(head.rates), state.scale);
+  if (scales) vortCharts.scales(scales, found.reads.byScale, vortCharts.ramp(head.rates), state.scale, weight);
   const influence = $("influence-chart");
   if (!influence) return;
   const draw = (lag) => vortCharts.influence(influence, found.gives, (x) => vortMemory.kernel(head, state.picked, x), lag);
@@ -141,7 +141,7 @@ function drawCharts(marked) {
     const lag = lagOf(event);
     draw(lag);
     const c = cellOf[state.picked + lag];
-    tip(`${plural(lag, "token")} on: ${nameOf(c)}\nkernel ${vortMemory.kernel(head, state.picked, lag).toPrecision(3)}\nretrieved with ${share(found.gives[lag])}`, event);
+    tip(`${plural(lag, "token")} on: ${nameOf(c)}\nkernel ${vortMemory.kernel(head, state.picked, lag).toPrecision(3)}\nretrieved with ${weight(found.gives[lag])}`, event);
   };
   influence.onpointerleave = () => { draw(); tip(); };
   influence.onclick = (event) => { const token = state.picked + lagOf(event); pick(token); reveal(cellOf[token]); };

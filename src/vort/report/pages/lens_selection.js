@@ -53,8 +53,8 @@ function describe(c) {
   if (found && c < cellOf[state.picked]) {
     let sum = 0;
     for (let i = first[c]; i <= token; i++) sum += found.reads.total[i];
-    lines.push(`the selection reads ${share(sum)} from here`);
-  } else if (found && c > cellOf[state.picked]) lines.push(`retrieves the selection with ${share(found.gives[token - state.picked])}`);
+    lines.push(`the selection reads ${weight(sum)} from here`);
+  } else if (found && c > cellOf[state.picked]) lines.push(`retrieves the selection with ${weight(found.gives[token - state.picked])}`);
   return lines.join("\n");
 }
 

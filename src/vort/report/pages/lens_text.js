@@ -41,6 +41,8 @@ function share(w) {
   if (size < 0.01) return `${(w * 100).toExponential(0)} %`;
   return `${(w * 100).toFixed(size >= 10 ? 0 : size >= 1 ? 1 : 2)} %`;
 }
+/** A retrieval weight: a share where a normaliser makes it one, else the number itself. */
+const weight = (w) => (head.shares || w === 0 ? share(w) : Number(w.toPrecision(2)).toString());
 function halfLife(rate) {
   if (rate <= 0) return "never fades";
   const half = Math.LN2 / rate;
@@ -54,7 +56,7 @@ const nameOf = (c) => (shown[c] === " " ? "space" : flat(shown[c]));
 function buildText() {
   const box = $("text");
   const plain = document.createDocumentFragment();
-  let part = make("div", { class: "part" });
+  let part = make("div", { class: "part", role: "presentation" });
   let size = 0;
   for (let c = 0; c < count; c++) {
     const text = shown[c];
@@ -67,7 +69,7 @@ function buildText() {
     size++;
     if (text.endsWith("\n") && size > 400) {
       plain.append(part);
-      part = make("div", { class: "part" });
+      part = make("div", { class: "part", role: "presentation" });
       size = 0;
     }
   }
