@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
