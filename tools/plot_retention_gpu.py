@@ -29,11 +29,14 @@ def main() -> None:
     record = json.loads((ROOT / "results" / "bench" / "retention_gpu.json").read_text())
     timed = [row for row in record["rows"] if "both_ms" in row]
     target = ROOT / "docs" / "assets" / "retention_gpu.png"
-    with figure(target, 3, 15.5, 3.9) as axes:
+    growth = _growth_rows(timed)
+    panels = len(SHAPES) + bool(growth)
+    with figure(target, panels, 5.1 * panels, 3.9) as axes:
         for axis, shape in zip(axes, SHAPES, strict=False):
             rows = [r for r in timed if (r["batch"], r["length"], r["head_size"]) == shape]
             _bars(axis, sorted(rows, key=lambda row: -row["both_ms"]), shape, record["device"])
-        _growth(axes[2], [row for row in timed if row["head_size"] == HEAD_SIZE])
+        if growth:
+            _growth(axes[-1], growth)
     print(target.relative_to(ROOT))
 
 
@@ -55,15 +58,23 @@ def _bars(axis: Any, rows: list[Row], shape: tuple[int, int, int], device: str) 
     )
 
 
-def _growth(axis: Any, rows: list[Row]) -> None:
-    """Time of a token by length, at the number of tokens that most rows have."""
+def _growth_rows(timed: list[Row]) -> list[Row]:
+    """Rows of several lengths and one number of tokens; none where lengths differ in tokens too."""
+    rows = [row for row in timed if row["head_size"] == HEAD_SIZE and row["method"] in GROWTH]
     counts = [row["batch"] * row["length"] for row in rows]
-    tokens = max(set(counts), key=counts.count)
+    most = max(set(counts), key=counts.count)
+    rows = [row for row, count in zip(rows, counts, strict=True) if count == most]
+    return rows if len({row["length"] for row in rows}) > 1 else []
+
+
+def _growth(axis: Any, rows: list[Row]) -> None:
+    """Time of a token by length."""
+    tokens = rows[0]["batch"] * rows[0]["length"]
     for method, (colour, style) in GROWTH.items():
         points = sorted(
             (row["length"], row["both_ms"] / tokens * 1e6)
-            for row, count in zip(rows, counts, strict=True)
-            if row["method"] == method and count == tokens
+            for row in rows
+            if row["method"] == method
         )
         if points:
             axis.plot(*zip(*points, strict=True), style, color=colour, marker="o", label=method)
