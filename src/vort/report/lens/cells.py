@@ -56,11 +56,11 @@ def cells_of(text: str, offsets: Sequence[tuple[int, int]]) -> list[Cell]:
 def visible(text: str) -> str:
     r"""The text with every character that has no shape, or that would move others, as a symbol.
 
-    Controls get their pictures (␀), a new line its arrow and the line break itself, marks of
+    Controls get their names (⟨NUL⟩), a new line its arrow and the line break itself, marks of
     direction and other formats their code (⟨U+202E⟩), combining marks a circle to sit on.
 
     >>> visible("a\x07\u202eb")
-    'a␇⟨U+202E⟩b'
+    'a⟨BEL⟩⟨U+202E⟩b'
     """
     return "".join(map(_visible_character, text))
 
@@ -71,12 +71,8 @@ def _visible_character(character: str) -> str:
         return "↵\n"
     if character == "\t":
         return "⇥\t"
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    if code == 0xA0:
-        return "⍽"
+    if code in _NAMES:
+        return f"⟨{_NAMES[code]}⟩"
     category = unicodedata.category(character)
     selects_shape = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
     if selects_shape or category in _SHAPELESS or (category == "Zs" and character != " "):
@@ -86,6 +82,12 @@ def _visible_character(character: str) -> str:
     return character
 
 
+# Their pictures (U+2400 and on) are missing from many fonts; names are not.
+_CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN "
+    "EM SUB ESC FS GS RS US"
+)
+_NAMES = dict(enumerate(_CONTROLS.split())) | {0x7F: "DEL", 0xA0: "NBSP"}
 # Control, format, surrogate, private use, unassigned; line and paragraph separators.
 _SHAPELESS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _COMBINING = frozenset({"Mn", "Me"})

@@ -76,7 +76,7 @@ function buildText() {
   plain.append(part);
   box.append(plain);
 }
-const isSymbol = (text) => /^[␀-␡↵⇥⍽◇⟨]/.test(text);
+const isSymbol = (text) => /^[↵⇥◇⟨]/.test(text);
 const fixedClass = shown.map((text, c) =>
   (isSymbol(text) ? " sym" : "") + (flags[c] & 1 ? " name" : "") + (flags[c] & 4 ? " told" : ""));
 
