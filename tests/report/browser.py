@@ -165,7 +165,9 @@ class Page:
     def load(self, file: Path) -> None:
         """Go to a file and wait until its scripts are done."""
         self.file = file
-        self.call("Page.navigate", {"url": file.resolve().as_uri()})
+        answer = self.call("Page.navigate", {"url": file.resolve().as_uri()})
+        if "errorText" in answer:
+            raise FileNotFoundError(f"{file}: {answer['errorText']}")
         self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
 
     def resize(self, width: int, height: int, *, phone: bool = False) -> None:

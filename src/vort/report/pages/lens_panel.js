@@ -88,13 +88,14 @@ function readsPart(body) {
   const colours = vortCharts.ramp(head.rates);
   // Banks have scores of scales; most carry nothing.
   const kept = order.length <= 16 ? order : order.filter((s) => sums[s] / all >= 0.01);
+  const part = (s) => (sums[s] / all < 1e-4 ? "< 0.01 %" : share(sums[s] / all));
   for (const s of kept) {
     const bar = make("i");
     bar.style.width = `${(100 * sums[s]) / all}%`;
     bar.style.background = colours[s];
     const label = head.rates[s] > 0 ? `half-life ${halfLife(head.rates[s])}` : halfLife(head.rates[s]);
-    const button = make("button", { "aria-pressed": state.scale === s, "data-scale": s, "aria-label": `${label}, ${share(sums[s] / all)}` },
-      make("span", { text: label }), make("span", { class: "track" }, bar), make("span", { class: "n", text: share(sums[s] / all) }));
+    const button = make("button", { "aria-pressed": state.scale === s, "data-scale": s, "aria-label": `${label}, ${part(s)}` },
+      make("span", { text: label }), make("span", { class: "track" }, bar), make("span", { class: "n", text: part(s) }));
     button.addEventListener("click", () => {
       state.scale = state.scale === s ? null : s;
       for (const other of list.children) other.setAttribute("aria-pressed", String(state.scale === Number(other.dataset.scale)));
