@@ -37,6 +37,9 @@ def reproduce(
     cells: Annotated[
         str | None, typer.Option(help="Only cells whose name fits, e.g. '*beta1.0-seed0'.")
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Do missing cells, or summarise what is there.")
+    ] = True,
     share: Annotated[
         float, typer.Option(help="Share of each cell's training steps; kept apart from full runs.")
     ] = 1.0,
@@ -61,7 +64,8 @@ def reproduce(
     planned = _plan(wanted, scale, texts, cells, share)
     if "kernel" in wanted:
         _kernel(out / "kernel")
-    failed = _run([cell for part in planned.values() for cell in part], out, workers, resume)
+    everything = [cell for part in planned.values() for cell in part] if run else []
+    failed = _run(everything, out, workers, resume)
     for name in wanted:
         if name != "kernel":
             _report(name, planned, out, scale)

@@ -6,7 +6,10 @@ from typing import Literal
 
 from vort.report.tables import Sheet
 
-Verdict = Literal["reproduced", "reproduced once corrected", "not reproduced"]
+# The last two are for statements of our own.
+Verdict = Literal[
+    "reproduced", "reproduced once corrected", "not reproduced", "holds", "does not hold"
+]
 
 
 @dataclass(frozen=True)

@@ -27,23 +27,21 @@ _EXPONENTIAL = {"memory": "exponential", "learn_rates": False}
 
 MODELS: dict[str, Model] = {
     "vort": Model("VORT (ours)", {}, "Power-Law (ours)"),
-    "vort_paper": Model("VORT as printed: banks, FAVOR+", {"routing": "banks", **LITERAL}),
-    "power_law": Model("Power-Law, order .7", {**_POWER_LAW, **PLAIN}, "Power-Law (ours)"),
-    "uniform_power_law": Model(
-        "Power-Law, one learned order", {**_POWER_LAW, "learn_rates": True, **PLAIN}
-    ),
+    "vort_paper": Model("VORT as printed", {"routing": "banks", **LITERAL}),
+    "power_law": Model("Power-Law .7", {**_POWER_LAW, **PLAIN}, "Power-Law (ours)"),
+    "uniform_power_law": Model("Power-Law, learned", {**_POWER_LAW, "learn_rates": True, **PLAIN}),
     "mixture": Model("Mixture-5", {"memory": "mixture", **PLAIN}, "Mixture-5"),
-    "exponential": Model("Exponential, rate tuned", {**_EXPONENTIAL, **PLAIN}, "Exponential"),
+    "exponential": Model("Exponential", {**_EXPONENTIAL, **PLAIN}, "Exponential"),
     "gla": Model("GLA", {"memory": "gla"}),
     "none": Model("no memory", {"memory": "none"}),
-    "softmax": Model("full attention (state grows)", {"memory": "softmax"}),
+    "softmax": Model("full attention", {"memory": "softmax"}),
     "power_law_favor": Model(
-        "Power-Law, order .7, FAVOR+", {**_POWER_LAW, **PLAIN, **FAVOR}, "Power-Law (ours)"
+        "Power-Law .7, FAVOR+", {**_POWER_LAW, **PLAIN, **FAVOR}, "Power-Law (ours)"
     ),
     "mixture_favor": Model(
         "Mixture-5, FAVOR+", {"memory": "mixture", **PLAIN, **FAVOR}, "Mixture-5"
     ),
     "exponential_favor": Model(
-        "Exponential, rate tuned, FAVOR+", {**_EXPONENTIAL, **PLAIN, **FAVOR}, "Exponential"
+        "Exponential, FAVOR+", {**_EXPONENTIAL, **PLAIN, **FAVOR}, "Exponential"
     ),
 }

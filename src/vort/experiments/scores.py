@@ -16,6 +16,9 @@ __all__ = [
     "margin",
     "over_seeds",
     "score_sheet",
+    "seeds_of",
+    "show",
+    "training_notes",
     "verdict",
 ]
 
@@ -61,6 +64,10 @@ class Comparison:
     def clear(self) -> bool:
         """Whether it is above zero by more than its interval; never with a single seed."""
         return self.difference.count > 1 and self.difference.low > 0
+
+    def beyond(self, tolerance: float) -> bool:
+        """Whether it is clear, or with a single seed at least beyond a tolerance."""
+        return self.clear if self.difference.count > 1 else self.difference.mean > tolerance
 
 
 def label_of(model: str) -> str:
@@ -125,6 +132,33 @@ def margin(
     return Comparison(interval(shared))
 
 
+def seeds_of(value: Interval) -> str:
+    """How many seeds stand behind a figure, in words."""
+    return "one seed" if value.count == 1 else f"{value.count} seeds"
+
+
+def training_notes(records: Sequence[Record]) -> list[str]:
+    """How the models of a table were trained, and what its intervals are."""
+    steps = sorted({record["steps"] for record in records if "steps" in record})
+    rates = {r["cell"]["model"]: r["training"].get("learning_rate") for r in records}
+    same = len(set(rates.values())) == 1
+    shown = (
+        f"{next(iter(rates.values())):g} for all"
+        if same
+        else ", ".join(f"{label_of(model)} {rate:g}" for model, rate in rates.items())
+    )
+    seeds = {record["cell"]["seed"] for record in records}
+    sizes = sorted({record["parameters"] for record in records})
+    return [
+        f"Parameters: {sizes[0]:,} to {sizes[-1]:,}. State: numbers kept for one sequence while "
+        "decoding. Verdicts are on the last column, the one the paper's claim is about.",
+        f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. Learning rate: {shown}.",
+        f"{len(seeds)} seeds; intervals are 95 %, Student's t."
+        if len(seeds) > 1
+        else "One seed: no intervals.",
+    ]
+
+
 def show(value: Interval | None, digits: int) -> str:
     """A mean with its interval, where there is one."""
     if value is None:
@@ -142,9 +176,9 @@ def score_sheet(
     *,
     label: Callable[[str], str] = label_of,
 ) -> Sheet:
-    """One row a model: state, parameters, every bucket, the paper's figure and the verdict.
+    """One row a model: state, every bucket, the paper's figure for the last one, the verdict on it.
 
-    The verdict is on the last bucket, the one the paper's claim is about.
+    Models of a table have equally many parameters; the notes say how many.
     """
     digits = 1 if table.score == "accuracy" else 3
     rows = []
@@ -158,12 +192,11 @@ def score_sheet(
             [
                 label(model),
                 f"{first['state_numbers']:,}",
-                f"{first['parameters']:,}",
                 *(show(cell, digits) for cell in cells),
-                "" if paper is None else " / ".join(f"{x:g}" for x in paper),
+                "" if paper is None else f"{paper[-1]:g}",
                 judged,
             ]
         )
-    unit = "%" if table.score == "accuracy" else "bits"
-    headings = ["model", "state", "parameters", *(f"{b} ({unit})" for b in buckets)]
-    return Sheet(title, [*headings, "paper", "verdict on the last"], rows)
+    return Sheet(
+        title, ["model", "state", *buckets, f"paper, {table.columns[-1]}", "verdict"], rows
+    )

@@ -3,6 +3,7 @@
 import platform
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
@@ -12,12 +13,26 @@ import torch
 import vort
 
 
+def plain_command(arguments: Sequence[str]) -> str:
+    """A command line that tells nothing of the machine: absolute paths shrink to their last name.
+
+    >>> plain_command(["/home/ada/bin/vort", "report", "--out=/data/run", "reports/laptop"])
+    'vort report --out=run reports/laptop'
+    """
+    program = Path(arguments[0]).name
+    return shlex.join(["vort" if program == "cli.py" else program, *map(_short, arguments[1:])])
+
+
+def _short(argument: str) -> str:
+    name, equals, value = argument.rpartition("=")
+    return f"{name}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
+
+
 def provenance() -> dict[str, str]:
     """Command and versions of this run, for the foot of every table."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
-        "command": command,
+        "command": plain_command(sys.argv),
         "vort": vort.__version__,
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -23,7 +23,9 @@ class Sheet:
         for index, heading in enumerate(self.headings):
             # Figures stay on one line in a narrow terminal; prose wraps.
             widest = max((len(row[index]) for row in self.rows), default=0)
-            table.add_column(heading, overflow="fold", min_width=min(widest, 12))
+            verdicts = any(row[index] in _STYLES for row in self.rows)
+            least = widest if verdicts else min(widest, 12)
+            table.add_column(heading, overflow="fold", min_width=least)
         for row in self.rows:
             table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
         return table
@@ -41,4 +43,7 @@ _STYLES = {
     "reproduced": "green",
     "reproduced once corrected": "yellow",
     "not reproduced": "red",
+    "exceeded": "green",
+    "holds": "green",
+    "does not hold": "red",
 }
