@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def by_order(
         with impose_order(model, order, is_source):
             found = _right(model, task, batch, config)[rows, queries]
         imposed.append({"order": order, **table(found, every)})
-    lags = [[low + 1, high] for low, high in zip(limits[:-1], limits[1:], strict=True)]
+    lags = [[low + 1, high] for low, high in pairwise(limits)]
     return {"lags": lags, "learned": learned, "imposed": imposed}
 
 

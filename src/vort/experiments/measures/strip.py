@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vort.experiments.measures.kinds import kinds_of
@@ -37,11 +36,10 @@ def strip(
     part = slice(start, start + positions)
     one = {name: x[row : row + 1] for name, x in batch.items()}
     sources = one["sources"][0, part].long() - start
-    named = [[name for name, member in kinds.items() if member[row, t]][0] for t in _range(part)]
     found = {
         "sequence": row,
         "start": start,
-        "kinds": named[: len(sources)],
+        "kinds": [_kind(kinds, row, start + t) for t in range(len(sources))],
         "sources": [x if x >= 0 else None for x in sources.tolist()],
         "layers": [
             {name: _rounded(x[0, part]) for name, x in (("order", seen.order), ("gate", seen.gate))}
@@ -53,8 +51,8 @@ def strip(
     return found
 
 
-def _range(part: slice) -> range:
-    return range(part.start, part.stop)
+def _kind(kinds: dict[str, Tensor], row: int, position: int) -> str:
+    return next(name for name, member in kinds.items() if member[row, position])
 
 
 def _fullest(first: Tensor, sources: Tensor, positions: int) -> tuple[int, int]:
@@ -64,7 +62,7 @@ def _fullest(first: Tensor, sources: Tensor, positions: int) -> tuple[int, int]:
     for row in range(first.shape[0]):
         queries = (sources[row] >= 0).nonzero().flatten()
         answers = sources[row, queries].long()
-        for start in range(0, max(1, length - positions + 1)):
+        for start in range(max(1, length - positions + 1)):
             inside = (answers >= start) & (queries < start + positions)
             score = int(inside.sum()), int(first[row, start : start + positions].sum())
             if score > best:
