@@ -44,7 +44,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["kernel", "--tolerance", "0.1", "--terms", "4"], "give either terms or tolerance"),
         (
             ["reproduce", "--only", "dreams"],
-            "books, ablations, complexity, orders, got dreams",
+            "ablations, complexity, orders, plasticity, got dreams",
         ),
     ],
 )

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from vort.experiments.experiment import Experiment
 
 console = Console()
-PARTS = ("kernel", "pilot", "label_copy", "books", "ablations", "complexity", "orders")
+PARTS = (
+    "kernel",
+    "pilot",
+    "label_copy",
+    "books",
+    "ablations",
+    "complexity",
+    "orders",
+    "plasticity",
+)
 
 
 def reproduce(

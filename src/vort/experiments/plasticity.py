@@ -76,7 +76,8 @@ def run(
     Returns:
         "with", "without", "refined": for each, "runs" (one for each seed, with "orders" by layer
         and kind of token, loss curves, and scores of trained models) and "difference" (by layer:
-        order of first mentions minus that of fillers, mean and 95 % interval over seeds);
+        order of first mentions minus that of fillers, mean and 95 % interval over seeds); runs of
+        "refined" have an "example": one sequence, kinds and orders by layer token by token;
         "one_order": see `one_order`; "settings".
 
     >>> record = run((0, 1), steps=2, length=64, iterations=2)
@@ -260,15 +261,27 @@ def _orders(model: VortForCausalLM, batch: Batch) -> list[Tensor]:
 
 def _by_kind(order: Tensor, batch: Batch) -> dict[str, float]:
     """Mean order of each kind of token."""
+    return {name: float(order[where].mean()) for name, where in _kinds(batch).items()}
+
+
+def _kinds(batch: Batch) -> dict[str, Tensor]:
+    """Which tokens `[B, T]` are of which kind; the last kind overlaps two others."""
     entity = batch["entity_mask"].bool()
     first = Retrievals.of(batch["sources"]).is_source(entity.shape[1])
-    kinds = {
+    return {
         "first_mention": first,
         "later_mention": entity & ~first,
         "filler": ~entity,
         "other": ~first,
     }
-    return {name: float(order[where].mean()) for name, where in kinds.items()}
+
+
+def _example(orders: Sequence[Tensor], batch: Batch) -> Record:
+    """The first sequence token by token: its kinds, and by layer the orders of its first head."""
+    members = {name: where[0].tolist() for name, where in _kinds(batch).items()}
+    kinds = [next(k for k, where in members.items() if where[t]) for t in range(orders[0].shape[1])]
+    rows = [[round(x, 4) for x in order[0, :, 0].tolist()] for order in orders]
+    return {"kinds": kinds, "orders": rows}
 
 
 def _refine(
@@ -293,6 +306,7 @@ def _refine(
     )
     return {
         "orders": [_by_kind(each.order, batch) for each in runs],
+        "example": _example([start, *(each.order for each in runs)], batch),
         "descents": [each.to_dict() for each in runs],
     }
 

@@ -132,7 +132,14 @@ def _cost(cell: Cell, folder: Path, progress: bool) -> dict[str, Any]:
     return cost_of_layer(dict(cell.config), dict(cell.training))
 
 
+def _plasticity(cell: Cell, folder: Path, progress: bool) -> dict[str, Any]:
+    from vort.experiments.plasticity_table import measure
+
+    return measure(cell)
+
+
 MEASURES: dict[str, Callable[[Cell, Path, bool], dict[str, Any]]] = {
     "train": _train,
     "cost": _cost,
+    "plasticity": _plasticity,
 }

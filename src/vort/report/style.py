@@ -9,6 +9,8 @@ from typing import Any
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, YELLOW, GREY = "#56B4E9", "#E69F00", "#666666"
 SERIES = (PURPLE, SKY, GREEN, BLUE)
+# For values on a surface: even steps in lightness, so that it survives a black-and-white printer.
+SURFACE = "cividis"
 
 _RC = {
     "figure.dpi": 110,
@@ -31,6 +33,16 @@ _RC = {
 @contextmanager
 def figure(path: str | Path, columns: int, width: float, height: float) -> Iterator[Any]:
     """Axes in a row, drawn in the house style and written to `path` when the block ends."""
+    with canvas(path, width, height) as drawing:
+        yield drawing.subplots(1, columns, squeeze=False)[0]
+
+
+@contextmanager
+def canvas(path: str | Path, width: float, height: float) -> Iterator[Any]:
+    """An empty drawing in the house style for panels of any kind, written as `figure` does.
+
+    The suffix of `path` says the format: .png, .svg or .pdf. The same drawing gives the same file.
+    """
     import matplotlib
 
     matplotlib.use("Agg", force=False)
@@ -39,11 +51,10 @@ def figure(path: str | Path, columns: int, width: float, height: float) -> Itera
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(_RC):
-        drawing, axes = plt.subplots(
-            1, columns, figsize=(width, height), squeeze=False, layout="constrained"
-        )
+        drawing = plt.figure(figsize=(width, height), layout="constrained")
         try:
-            yield axes[0]
-            drawing.savefig(target)
+            yield drawing
+            dated = {"Date": None} if target.suffix == ".svg" else {}
+            drawing.savefig(target, metadata=dated)
         finally:
             plt.close(drawing)
