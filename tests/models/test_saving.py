@@ -1,10 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from tests.models.cases import config_of, model_of, tokens
 from vort.baselines import MEMORIES
-from vort.models import VortForCausalLM
+from vort.models import VortConfig, VortForCausalLM
 
 
 @pytest.mark.parametrize("memory", [*MEMORIES, "paper"])
@@ -55,3 +57,17 @@ def test_initial_weights_are_the_layers_own() -> None:
     order = model.model.layers[0].self_attn.memory.router.order
     torch.testing.assert_close(torch.sigmoid(order.bias), torch.tensor([0.25, 0.95]))
     assert 0.01 < model.model.embed_tokens.weight.std() < 0.03
+
+
+def test_a_saved_model_keeps_its_width_whatever_it_was_matched_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = VortForCausalLM(VortConfig(memory="mixture", **settings))
+    model.save_pretrained(tmp_path)
+    # Another version has other defaults, and would match with another size.
+    monkeypatch.setattr("vort.models.building._parameters_of_attention", lambda config: 0)
+    loaded = VortForCausalLM.from_pretrained(tmp_path)
+    width = loaded.model.layers[0].mlp.up_proj.out_features
+    assert width == model.model.layers[0].mlp.up_proj.out_features
+    assert width != VortConfig(**settings).intermediate_size

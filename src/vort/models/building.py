@@ -42,6 +42,8 @@ def mlp_width(config: VortConfig) -> int:
     >>> mlp_width(VortConfig(memory="none")) > mlp_width(VortConfig())
     True
     """
+    if config.mlp_size is not None:
+        return config.mlp_size
     width = config.intermediate_size
     assert width is not None
     if not config.match_parameters:

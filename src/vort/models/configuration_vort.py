@@ -57,6 +57,8 @@ class VortConfig(PreTrainedConfig):
             "exact_power_law", "softmax", "gla", "none".
         match_parameters: correct the width of the MLP so that models of the same sizes have
             equally many parameters, whatever the memory and its options; see `mlp_width`.
+        mlp_size: the width that comes of it; filled in when a model is built and saved with it,
+            since what it was matched with may change between versions.
         routing: "continuous" (one basis for all orders) or "banks" (the paper's).
         horizon: largest lag the kernels are made for; see `VortModel.set_horizon`.
         num_terms: exponentials in the basis, or in each bank.
@@ -108,6 +110,7 @@ class VortConfig(PreTrainedConfig):
     rope_theta: float | None = 10000.0
     memory: str = "vort"
     match_parameters: bool = True
+    mlp_size: int | None = None
     routing: str = "continuous"
     horizon: int = 8192
     num_terms: int = 8

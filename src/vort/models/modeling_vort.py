@@ -116,6 +116,7 @@ class VortModel(VortPreTrainedModel):
     """
 
     def __init__(self, config: VortConfig) -> None:
+        config.mlp_size = mlp_width(config)
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
