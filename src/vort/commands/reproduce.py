@@ -73,8 +73,8 @@ def reproduce(
     planned = _plan(wanted, scale, texts, cells, share)
     if "kernel" in wanted:
         _kernel(out / "kernel")
-    everything = [cell for part in planned.values() for cell in part] if run else []
-    failed = _run(everything, out, workers, resume)
+    todo = [cell for name in wanted for cell in planned.get(name, [])]
+    failed = _run(todo if run else [], out, workers, resume)
     for name in wanted:
         if name != "kernel":
             _report(name, planned, out, scale)
@@ -99,14 +99,14 @@ def _plan(
     from vort.experiments.registry import EXPERIMENTS
 
     found = {}
-    for name in wanted:
-        if name == "kernel":
-            continue
+    trained = [name for name in wanted if name != "kernel"]
+    used = [name for part in trained for name in EXPERIMENTS[part].uses]
+    for name in dict.fromkeys((*trained, *used)):
         cells = EXPERIMENTS[name].cells(scale, texts)
         if share < 1:
             cells = [replace(cell, training=_shortened(cell.training, share)) for cell in cells]
         found[name] = [c for c in cells if pattern is None or fnmatch(c.id, pattern)]
-        if name == "books" and scale == "paper" and texts is None:
+        if name in wanted and name == "books" and scale == "paper" and texts is None:
             console.print("books: skipped, --scale paper needs --data, a folder with books/")
     return found
 

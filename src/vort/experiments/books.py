@@ -18,6 +18,7 @@ from vort.experiments.scores import (
     show,
     training_notes,
 )
+from vort.experiments.sizes import POWER_LAW_TERMS
 from vort.experiments.tuned import tuned
 
 __all__ = ["BOOKS"]
@@ -60,7 +61,7 @@ _TASK: dict[Scale, dict[str, Any]] = {
 }
 _TRAINING: dict[Scale, dict[str, Any]] = {
     "laptop": {
-        "steps": 80,
+        "steps": 60,
         "batch_size": 8,
         "evaluation_sequences": 16,
         "test_sequences": 64,
@@ -112,8 +113,12 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
 
 def _config(scale: Scale, model: str, length: int) -> dict[str, Any]:
     row = dict(MODELS[model].settings)
-    banks = _BANKS[scale] if row.get("routing") == "banks" else {}
-    config = {**_MODEL[scale], **banks, **row}
+    own: dict[str, Any] = {}
+    if row.get("routing") == "banks":
+        own = _BANKS[scale]
+    elif row.get("memory") == "uniform_power_law":
+        own = {"num_terms": POWER_LAW_TERMS[scale]}
+    config = {**_MODEL[scale], **own, **row}
     if model == "exponential":
         # A rate for each head, learned: on text the stronger form of this rival.
         config |= {"learn_rates": True}

@@ -21,7 +21,7 @@ class Model:
     paper_row: str = ""
 
 
-_POWER_LAW = {"memory": "uniform_power_law", "learn_rates": False, "num_terms": 15}
+_POWER_LAW = {"memory": "uniform_power_law", "learn_rates": False}
 # The paper's single rate, the same for all heads, tuned on validation data from outside.
 _EXPONENTIAL = {"memory": "exponential", "learn_rates": False}
 
