@@ -6,6 +6,7 @@ from typing import Any
 
 from vort.experiments.cell import Cell, Scale
 from vort.experiments.experiment import Experiment, Summary
+from vort.experiments.looks import looks_at
 from vort.experiments.recall import recall_cell, recall_summary
 from vort.experiments.scores import PaperTable
 from vort.experiments.sizes import recall_config
@@ -85,9 +86,7 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
             for model in _MODELS[scale]:
                 if seed != _SEEDS[scale][0] and model in _ONCE[scale]:
                     continue
-                after: dict[str, Any] = {}
-                if model == "vort":
-                    after["orders"] = {}
+                after = looks_at(model, seed, scale)
                 if model == "softmax":
                     after["h2o"] = {"state_numbers": state_of(scale, {}), "sequences": 100}
                 task = {**TASK[scale], "beta": beta}
