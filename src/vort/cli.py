@@ -6,6 +6,7 @@ try:
     import typer
 
     from vort.commands import probe
+    from vort.commands.figures import figures
     from vort.commands.generate import generate
     from vort.commands.kernel import kernel
     from vort.commands.lens import lens
@@ -27,6 +28,7 @@ app.command()(tune)
 app.command()(generate)
 app.command()(lens)
 app.command()(report)
+app.command()(figures)
 app.add_typer(probe.app, name="probe")
 
 

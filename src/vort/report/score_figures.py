@@ -81,12 +81,14 @@ def draw_orders(path: str | Path, tasks: Mapping[str, Any], kinds: Mapping[str, 
     with figure(path, len(tasks), 4.6 * len(tasks), 3.6) as axes:
         for axis, (title, orders) in zip(axes, tasks.items(), strict=True):
             bins = np.linspace(0, 1, orders["bins"] + 1)
-            layer = orders["layers"][0]
+            layer = {kind: found for kind, found in orders["layers"][0].items() if found["count"]}
             for (kind, found), colour in zip(layer.items(), (ORANGE, GREEN, BLUE), strict=False):
-                if found["count"]:
-                    label = f"{kinds.get(kind, kind)}, mean {found['mean']:.2f}"
-                    axis.stairs(found["histogram"], bins, color=colour, label=label, lw=1.6)
-                    axis.axvline(found["mean"], color=colour, ls=":", lw=1)
-            axis.set(xlabel="order", title=title, xlim=(0, 1))
+                label = f"{kinds.get(kind, kind)}, mean {found['mean']:.2f}"
+                axis.stairs(found["histogram"], bins, color=colour, fill=True, alpha=0.2)
+                axis.stairs(found["histogram"], bins, color=colour, label=label, lw=1.6)
+                axis.axvline(found["mean"], ymax=0.72, color=colour, ls=":", lw=1.2)
+            # Room for the legend, which would hide the highest bars.
+            highest = max((max(found["histogram"]) for found in layer.values()), default=1.0)
+            axis.set(xlabel="order", title=title, xlim=(0, 1), ylim=(0, 1.38 * highest))
             axis.legend(fontsize=8, loc="upper left")
         axes[0].set_ylabel("share of tokens and heads")
