@@ -10,7 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from vort.cli import app
-from vort.report.paper_figures import PAPER_FIGURES, Need, read_records
+from vort.report.paper_figures import PAPER_FIGURES, Need, read_records, write_captions
 from vort.report.style import canvas, figure
 
 runner = CliRunner(env={"TERM": "dumb"})
@@ -120,6 +120,16 @@ def test_a_figure_without_its_measurements_is_left_out_and_says_what_makes_them(
     advice = re.search(r"vort reproduce .*--only (\S+) --cells '\*-vort-\*seed0'", result.output)
     assert advice is not None
     assert advice[1] == "pilot,label_copy"
+
+
+def test_a_picture_drawn_before_keeps_its_caption(tmp_path: Path) -> None:
+    old, new = ({"name": name, "files": [f"{name}.png"], "caption": name} for name in "ab")
+    rest: dict[str, Any] = {"measured": [], "drawn": {"seed": None, "command": "vort figures"}}
+    (tmp_path / "a.png").touch()
+    write_captions(tmp_path, [{**old, **rest}])
+    write_captions(tmp_path, [{**new, **rest}])
+    assert [x["name"] for x in json.loads((tmp_path / "captions.json").read_text())] == ["a", "b"]
+    assert "![a](a.png)" in (tmp_path / "captions.md").read_text()
 
 
 def test_figures_can_be_named_and_an_unknown_one_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def figures(
 def _explain(name: str, missing: "Sequence[Need]", run_dir: Path) -> None:
     """What a figure lacks, and what to type."""
     parts = ",".join(dict.fromkeys(need.experiment for need in missing))
-    lacking = ", ".join(f"{need.key} of {need.experiment}" for need in missing)
+    lacking = ", ".join(map(str, missing))
     options = f"--scale laptop --only {parts} --cells '*-vort-*seed0'"
     command = f"vort reproduce {options} --out {shlex.quote(str(run_dir))}"
     console.print(

@@ -15,7 +15,10 @@ from typing import Any
 __all__ = ["PICTURES", "Experiment", "Json", "Run", "mapping", "read_run", "rows_of"]
 
 # The paper's order; experiments it does not know follow by name.
-ORDER = ("kernel", "pilot", "label_copy", "books", "ablations", "complexity", "orders")
+ORDER = (
+    *("kernel", "pilot", "label_copy", "books", "ablations", "complexity", "orders"),
+    "plasticity",
+)
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 Json = dict[str, Any]
 

@@ -42,11 +42,21 @@ def _origin(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_captions(folder: Path, captions: Sequence[Mapping[str, Any]]) -> None:
-    """Write `captions.json` and `captions.md`."""
-    text = json.dumps(list(captions), indent=1, ensure_ascii=False)
+    """Write `captions.json` and `captions.md`; pictures drawn there before keep theirs."""
+    by_name = _former(folder) | {caption["name"]: caption for caption in captions}
+    text = json.dumps(list(by_name.values()), indent=1, ensure_ascii=False)
     (folder / "captions.json").write_text(text + "\n", encoding="utf-8")
-    parts = ["# Figures", *(_markdown(caption) for caption in captions)]
+    parts = ["# Figures", *(_markdown(caption) for caption in by_name.values())]
     (folder / "captions.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _former(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Captions of pictures that are there already, by name."""
+    try:
+        found = json.loads((folder / "captions.json").read_text(encoding="utf-8"))
+        return {x["name"]: x for x in found if (folder / x["files"][0]).exists()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _markdown(caption: Mapping[str, Any]) -> str:

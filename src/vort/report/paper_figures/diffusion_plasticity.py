@@ -147,9 +147,10 @@ def _by_layer(axis: Any, runs: Any, *, start: bool) -> None:
         halves = [found.half if found.count > 1 else 0.0 for found in over]
         look = {"color": colour, "marker": marker, "ms": 5, "capsize": 3, "label": label}
         # Side by side, or intervals would hide one another.
-        axis.errorbar(layers + 0.09 * (number - 1), means, halves, **look)
+        places = layers + 0.09 * (number - 1)
+        axis.errorbar(places, means, halves, **look)
         if start:
-            axis.plot([0, 1], [0.5, means[0]], color=colour, lw=1, ls=":")
+            axis.plot([0, places[0]], [0.5, means[0]], color=colour, lw=1, ls=":")
     if start:
         axis.plot(0, 0.5, "k.", ms=7)
     axis.set_xticks([*([0] if start else []), *layers])

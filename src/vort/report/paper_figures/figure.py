@@ -18,6 +18,14 @@ class Need:
     experiment: str
     key: str
 
+    def __str__(self) -> str:
+        """As people say it.
+
+        >>> print(Need("pilot", "strip"), "and", Need("plasticity", "plasticity"))
+        strip of pilot and plasticity
+        """
+        return self.key if self.key == self.experiment else f"{self.key} of {self.experiment}"
+
 
 @dataclass(frozen=True)
 class PaperFigure:

@@ -26,6 +26,7 @@ def draw(path: Path, found: Found) -> None:
     with canvas(path, 14.6, 5.4) as drawing:
         left, right = drawing.subfigures(1, 2, width_ratios=(1, 2.25))
         _kernels(left.add_subplot())
+        left.legend(fontsize=8.5, loc="outside lower center", ncols=2)
         upper, lower = right.subplots(2, 1)
         _strip(upper, found["pilot"]["strip"], "(b) learned orders, Zipf retrieval")
         _strip(lower, found["label_copy"]["strip"], "learned orders, label copy")
@@ -40,12 +41,10 @@ def _kernels(axis: Any) -> None:
         weights = gl_kernel(order, torch.from_numpy(lags)).numpy()
         axis.loglog(lags, weights / weights[0], color=colour, label=f"power law, order {order}")
     for horizon, style in ((10, ":"), (100, "--"), (1000, "-.")):
-        decay = np.exp(-(lags - 1) / horizon)
         label = f"exponential, horizon {horizon:,}"
-        axis.loglog(lags, decay, style, color="black", lw=1.2, label=label)
+        axis.loglog(lags, np.exp(-(lags - 1) / horizon), style, color="black", lw=1.2, label=label)
     axis.set(ylim=(1e-5, 1.6), xlabel="distance", ylabel="weight, 1 at distance 1")
     axis.set_title("(a) power laws and exponentials")
-    axis.legend(fontsize=8.5, loc="lower left", frameon=True, framealpha=1, edgecolor="white")
 
 
 def _strip(axis: Any, strip: Mapping[str, Any], title: str) -> None:
