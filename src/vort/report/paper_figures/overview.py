@@ -135,10 +135,11 @@ OVERVIEW = PaperFigure(
     "holds the answer. One trained VORT; the order of these tokens is imposed, all else is left as "
     "learned; the top row shows the orders that it gave them itself. The paper simulates this "
     "panel. (c) Shares of the time scales in what queries read, mean over test queries of VORT "
-    "trained on Zipf retrieval (lags d as 1/d) and on label copy (lags uniform). Read weights "
-    "follow the law of lags that a model was trained on; queries whose answers lie near or far are "
-    "read alike, since a query shows its key and nothing that tells the distance. The paper's "
-    "equations have no such weights.",
+    "trained on Zipf retrieval (lag d as often as 1/d) and on label copy (mentions at uniform "
+    "positions, so mostly long lags). The two models read different scales, in line with the lags "
+    "each was trained on; within a task, queries whose answers lie near or far are read alike, "
+    "since a query shows its key and nothing that tells the distance. The paper's equations have "
+    "no such weights. (b) and (c) are of one seed.",
     needs=(
         Need("pilot", "by_order"),
         Need("pilot", "reads"),
