@@ -6,6 +6,7 @@ from typing import Any
 
 from vort.experiments.cell import Cell, Scale
 from vort.experiments.experiment import Experiment, Summary
+from vort.experiments.looks import looks_at
 from vort.experiments.recall import recall_cell, recall_summary
 from vort.experiments.scores import PaperTable
 
@@ -68,7 +69,7 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
             seed,
             TASK[scale],
             TRAINING[scale],
-            after={"orders": {}} if model == "vort" else {},
+            after=looks_at(model, seed, scale),
         )
         for seed in _SEEDS[scale]
         for model in _MODELS[scale]
@@ -77,7 +78,7 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
 
 def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
     """Table, verdicts and accuracy by distance."""
-    return recall_summary("Label copy: accuracy by distance", records, PAPER, scale)
+    return recall_summary("Label copy: accuracy (%) by distance", records, PAPER, scale)
 
 
 LABEL_COPY = Experiment(
