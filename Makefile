@@ -47,7 +47,7 @@ bench: $(STAMP)  ## the measured comparisons that this machine can run
 	$(BIN)/python benchmarks/local_attention_cpu.py
 
 docs: $(STAMP)  ## build the documentation into site/, strictly
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 clean:  ## remove what the targets made, except .venv
 	rm -rf site reports dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

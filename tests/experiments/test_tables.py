@@ -58,7 +58,7 @@ def test_the_best_trial_wins_on_validation_bits(tmp_path: Path) -> None:
         bits = {"all": {"bits": abs(number - 2.0)}}
         write_cell(cell, tmp_path, {"validation": bits, "steps": 3})
     found = best_of(cells, tmp_path)["vort"]
-    assert found["best"] == trials_for("vort", "laptop", 1000)[2]
+    assert found["best"] == trials_for("pilot", "laptop", "vort", 1000)[2]
     assert found["trials"][-1]["bits"] is None
     assert not found["at_edge"]
 

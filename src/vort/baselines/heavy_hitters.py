@@ -28,7 +28,7 @@ class HeavyHitterMemory(SoftmaxMemory):
     >>> memory = HeavyHitterMemory(2, 8, budget=16).eval()
     >>> found = memory(MemoryInputs(torch.randn(1, 50, 16), q, k, v), output_state=True)
     >>> found.state["k"].shape, memory.state_size(1000)
-    (torch.Size([1, 2, 16, 8]), 544)
+    (torch.Size([1, 2, 16, 8]), 576)
     """
 
     def __init__(

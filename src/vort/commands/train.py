@@ -107,18 +107,23 @@ def _build(settings: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Model, task and training configuration."""
     from vort.experiments.cell import Cell
     from vort.experiments.work import build_model
+    from vort.models import VortConfig
     from vort.tasks import make_task
     from vort.training import TrainingConfig
 
     task_settings = dict(settings["task"])
     task = make_task(task_settings.pop("name"), **task_settings)
     config = TrainingConfig.from_dict(settings["training"])
+    # Bytes of text are `ByteTokenizer`'s, with its special tokens: the defaults of `VortConfig`.
+    tokens = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+    default = VortConfig()
+    text = {name: getattr(default, name) for name in tokens} if task.name == "books" else {}
     cell = Cell(
         experiment="train",
         scale="laptop",
         model="model",
         seed=config.seed,
-        config=settings["model"],
+        config={**text, **settings["model"]},
     )
     return build_model(cell, task), task, config
 

@@ -11,7 +11,7 @@ console = Console()
 
 
 def tune(
-    experiment: Annotated[str, typer.Argument(help="pilot or books.")],
+    experiment: Annotated[str, typer.Argument(help="pilot, label_copy or books.")],
     scale: Annotated[str, typer.Option(help="laptop or paper.")] = "laptop",
     models: Annotated[str | None, typer.Option(help="Rows to tune; all by default.")] = None,
     share: Annotated[float, typer.Option(help="Share of a cell's training in a trial.")] = 0.5,

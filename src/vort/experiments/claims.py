@@ -40,6 +40,9 @@ def judge(as_printed: bool, corrected: bool = False) -> Verdict:
 
 def claims_sheet(claims: Sequence[Claim], title: str) -> Sheet:
     """Verdicts as a table."""
-    headings = ("where", "the paper", "measured", "verdict", "errata")
-    rows = [(c.where, c.states, c.measured, c.verdict, c.erratum) for c in claims]
+    headings = ("where", "the statement", "measured", "verdict")
+    rows = [
+        (c.where, c.states, c.measured, f"{c.verdict} ({c.erratum})" if c.erratum else c.verdict)
+        for c in claims
+    ]
     return Sheet(title, headings, rows)

@@ -40,7 +40,7 @@ TASK: dict[Scale, dict[str, Any]] = {
 }
 
 TRAINING: dict[Scale, dict[str, Any]] = {
-    "laptop": {"steps": 120, "batch_size": 8, "evaluation_sequences": 32},
+    "laptop": {"steps": 160, "batch_size": 8, "evaluation_sequences": 32},
     # 20 epochs of 5,000 sequences.
     "paper": {
         "steps": 3125,
@@ -65,7 +65,7 @@ _BETAS: dict[Scale, tuple[float, ...]] = {"laptop": (1.0,), "paper": (1.0, 1.5, 
 _SEEDS: dict[Scale, tuple[int, ...]] = {"laptop": (0, 1, 2), "paper": (0, 1, 2)}
 # Beside the comparison, and so with one seed where minutes count.
 _ONCE: dict[Scale, tuple[str, ...]] = {
-    "laptop": ("softmax", "power_law_favor", "mixture_favor", "exponential_favor"),
+    "laptop": ("vort_paper", "softmax", "power_law_favor", "mixture_favor", "exponential_favor"),
     "paper": (),
 }
 

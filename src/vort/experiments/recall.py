@@ -49,7 +49,9 @@ def recall_cell(
 
     settings: of the model, where it is no row of `MODELS`.
     """
-    found = tuned("pilot", scale, model, _UNTUNED[scale])
+    # Ablations are held against the table of their task.
+    table = {"label_copy": "label_copy"}.get(task["name"], "pilot")
+    found = tuned(table, scale, model, _UNTUNED[scale])
     row = dict(MODELS[model].settings if settings is None else settings)
     config = recall_config(scale, row)
     if row.get("memory") == "exponential" and not row.get("learn_rates", True):

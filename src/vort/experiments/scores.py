@@ -151,7 +151,8 @@ def training_notes(records: Sequence[Record]) -> list[str]:
     sizes = sorted({record["parameters"] for record in records})
     return [
         f"Parameters: {sizes[0]:,} to {sizes[-1]:,}. State: numbers kept for one sequence while "
-        "decoding. Verdicts are on the last column, the one the paper's claim is about.",
+        "decoding. The paper's figure and the verdict are on the last class, the one its claim is "
+        "about.",
         f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. Learning rate: {shown}.",
         f"{len(seeds)} seeds; intervals are 95 %, Student's t."
         if len(seeds) > 1
@@ -197,6 +198,4 @@ def score_sheet(
                 judged,
             ]
         )
-    return Sheet(
-        title, ["model", "state", *buckets, f"paper, {table.columns[-1]}", "verdict"], rows
-    )
+    return Sheet(title, ["model", "state", *buckets, "paper", "verdict"], rows)

@@ -9,7 +9,9 @@ from vort.experiments.cell import Cell, Scale, read_cell
 from vort.experiments.registry import EXPERIMENTS
 from vort.experiments.tuned import trials_for
 
-__all__ = ["SEED", "best_of", "search_cells"]
+__all__ = ["SEED", "TUNABLE", "best_of", "search_cells"]
+
+TUNABLE = ("pilot", "label_copy", "books")
 
 # Of no table, so that a setting is not chosen for the weights it is then judged with.
 SEED = 100
@@ -23,8 +25,8 @@ def search_cells(
     data: Path | None = None,
 ) -> list[Cell]:
     """A cell for every trial of every model: its table's first cell, shortened, on seed 100."""
-    if experiment not in ("pilot", "books"):
-        raise ValueError(f"experiment must be pilot or books, got {experiment!r}")
+    if experiment not in TUNABLE:
+        raise ValueError(f"experiment must be of {', '.join(TUNABLE)}, got {experiment!r}")
     if not 0 < share <= 1:
         raise ValueError(f"share must lie in (0, 1], got {share}")
     firsts: dict[str, Cell] = {}
@@ -38,8 +40,12 @@ def search_cells(
     return [
         _trial(cell, number, trial, share)
         for cell in chosen
-        for number, trial in enumerate(trials_for(cell.model, cell.scale, cell.task["length"]))
+        for number, trial in enumerate(_trials(cell))
     ]
+
+
+def _trials(cell: Cell) -> list[dict[str, Any]]:
+    return trials_for(cell.experiment, cell.scale, cell.model, cell.task["length"])
 
 
 def _trial(cell: Cell, number: int, trial: dict[str, Any], share: float) -> Cell:
@@ -72,7 +78,7 @@ def best_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cell in cells:
         record = read_cell(cell, folder)
-        settings = trials_for(cell.model, cell.scale, cell.task["length"])[cell.tags["trial"]]
+        settings = _trials(cell)[cell.tags["trial"]]
         bits = None if record is None else record["validation"]["all"]["bits"]
         entry = found.setdefault(cell.model, {"trials": [], "steps": None})
         entry["trials"].append({**settings, "bits": bits})

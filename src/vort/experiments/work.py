@@ -38,18 +38,15 @@ def build_model(cell: Cell, task: Any) -> Any:
     import torch
     from torch import nn
 
-    from vort.models import ByteTokenizer, VortConfig, VortForCausalLM
-    from vort.tasks import Books, embed_parts
+    from vort.models import VortConfig, VortForCausalLM
+    from vort.tasks import embed_parts
 
-    # Bytes of text are the tokenizer's, with its three special tokens; other tasks have none.
-    text = isinstance(task, Books)
-    settings: dict[str, Any] = {} if text else dict.fromkeys(_SPECIAL)
-    settings["vocab_size"] = ByteTokenizer().vocab_size if text else task.vocab_size
+    settings = {"vocab_size": task.vocab_size, **dict.fromkeys(_SPECIAL), **cell.config}
     torch.manual_seed(cell.seed)
-    model: Any = VortForCausalLM(VortConfig(**{**settings, **cell.config}))
+    model: Any = VortForCausalLM(VortConfig(**settings))
     if task.parts is not None:
         embed_parts(model, task)
-    if not text and task.num_classes < task.vocab_size:
+    if task.num_classes < task.vocab_size:
         head = nn.Linear(model.config.hidden_size, task.num_classes, bias=False)
         nn.init.normal_(head.weight, std=model.config.initializer_range)
         model.set_output_embeddings(head)
