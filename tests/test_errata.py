@@ -11,7 +11,7 @@ import torch
 
 from vort.experiments.kernel import measured_rate
 from vort.fractional import PowerLawBasis, gl_weights, legendre_soe, mass_below
-from vort.fractional.quadrature import integration_interval
+from vort.fractional.quadrature import integration_interval, terms_needed
 from vort.ops.retention import paper_banks, retention
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +53,31 @@ def test_e11_measured_rate_lies_between_strip_and_caption() -> None:
     assert length == pytest.approx(17.9, abs=0.05)
     assert 2 * math.pi / length < measured_rate(0.5) < math.pi**2 / length
     assert math.exp(measured_rate(0.5)) == pytest.approx(1.55, abs=0.02)
+
+
+def test_e24_terms_grow_faster_than_log_t_over_epsilon() -> None:
+    tolerances = [10.0**-k for k in range(1, 7)]
+    ratios = [terms_needed(0.5, 1000, eps) / math.log(1000 / eps) for eps in tolerances]
+    assert ratios == sorted(ratios)
+    assert ratios[-1] > 3 * ratios[0]
+    # Divided by a second logarithm they level off.
+    scaled = [ratio / math.log(1 / eps) for ratio, eps in zip(ratios, tolerances, strict=True)]
+    assert max(scaled[1:]) < 1.5 * min(scaled[1:])
+
+
+@pytest.mark.parametrize("order", [0.6, 0.8, 1.0])
+def test_e25_banks_fed_with_independent_inputs_have_hurst_exponent_of_at_most_one_half(
+    order: float,
+) -> None:
+    weights = gl_weights(order, 400_000).numpy()
+
+    def moved(steps: int) -> float:
+        later = np.square(weights[steps:] - weights[:-steps]).sum()
+        return float(later + np.square(weights[:steps]).sum())
+
+    slope = math.log(moved(4000) / moved(1000)) / math.log(4)
+    assert slope <= 1 + 1e-9
+    assert slope == pytest.approx(2 * order - 1, abs=0.06)
 
 
 def test_e12_banks_have_a_gradient_only_straight_through() -> None:
@@ -136,7 +161,7 @@ def test_every_erratum_names_a_test_that_exists() -> None:
     sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     entries = re.split(r"^### ", text, flags=re.MULTILINE)[1:]
     assert [entry.split(" ")[0] for entry in entries] != []
-    assert {int(e[1 : e.index(" ")]) for e in entries} == set(range(1, 24))
+    assert {int(e[1 : e.index(" ")]) for e in entries} == set(range(1, 26))
     for entry in entries:
         for name in re.findall(r"`(test_\w+)`", entry):
             assert f"def {name}(" in sources, name
