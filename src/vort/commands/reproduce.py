@@ -77,7 +77,7 @@ def reproduce(
     failed = _run(todo if run else [], out, workers, resume)
     for name in wanted:
         if name != "kernel":
-            _report(name, planned, out, scale)
+            _report(name, planned, out, scale, share)
     _finish(out, failed)
 
 
@@ -157,7 +157,9 @@ def _run(cells: list["Cell"], out: Path, workers: int | None, resume: bool) -> l
     return failed
 
 
-def _report(name: str, planned: dict[str, list["Cell"]], out: Path, scale: Any) -> None:
+def _report(
+    name: str, planned: dict[str, list["Cell"]], out: Path, scale: Any, share: float
+) -> None:
     """Tables and verdicts of a part, on the terminal and in its folder."""
     from vort.experiments.cell import read_cell
     from vort.experiments.claims import claims_sheet
@@ -180,6 +182,7 @@ def _report(name: str, planned: dict[str, list["Cell"]], out: Path, scale: Any) 
     for note in summary.notes:
         console.print(f"  {escape(note)}")
     command = f"vort reproduce --scale {scale} --only {','.join((*experiment.uses, name))}"
+    command += "" if share == 1 else f" --share {share:g}"
     record = {
         "title": experiment.title,
         "about": experiment.about,

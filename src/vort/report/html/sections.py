@@ -31,6 +31,8 @@ VERDICTS = {
     "reproduced": "good",
     "reproduced once corrected": "fair",
     "not reproduced": "bad",
+    "holds": "good",
+    "does not hold": "bad",
 }
 LARGEST_PICTURE = 12_000_000
 
