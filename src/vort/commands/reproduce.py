@@ -187,10 +187,15 @@ def _report(
         "title": experiment.title,
         "about": experiment.about,
         "scale": scale,
+        "trained_on": sorted({_machine(record["made_by"]) for record in records}),
         "command": command,
         **summary.to_dict(command),
     }
     write_summary(folder, record)
+
+
+def _machine(made_by: dict[str, str]) -> str:
+    return f"{made_by['device']}, torch {made_by['torch']}"
 
 
 def _finish(out: Path, failed: list[str]) -> None:

@@ -28,9 +28,9 @@ TASK: dict[Scale, dict[str, Any]] = {
     "laptop": {
         "name": "label_copy",
         "length": 800,
-        "entities": 8,
-        "mentions": 8,
-        "names": 32,
+        "entities": 6,
+        "mentions": 20,
+        "names": 16,
         "bounds": (20, 200),
         "train_sequences": None,
         "validation_sequences": 100,
@@ -84,8 +84,8 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
 LABEL_COPY = Experiment(
     "label_copy",
     "Entity label copy (table copy)",
-    "20 entities in 8,000 positions (8 in 800 at laptop size); all mentions of a sequence are "
-    "distinct positions drawn uniformly, the earliest of an entity shows its label, 10 (8) later "
+    "20 entities in 8,000 positions (6 in 800 at laptop size); all mentions of a sequence are "
+    "distinct positions drawn uniformly, the earliest of an entity shows its label, 10 (20) later "
     "ones ask for it.",
     cells,
     summarise,
