@@ -24,7 +24,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "vort_banks": ("banks instead of a continuous order", {"routing": "banks"}),
     "vort_no_read": ("no read weights", {"read_weights": False}),
     "vort_no_gate": ("no write gate", {"write_gate": False}),
-    "vort_undecayed": ("undecayed normaliser (eq. keyed-retrieval)", {"normalizer": "undecayed"}),
     "vort_no_normalizer": ("no normaliser", {"normalizer": "none"}),
     "vort_favor": ("FAVOR+ instead of the learned map", dict(FAVOR)),
     "exponential_learned_gated": (
@@ -112,7 +111,8 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
     notes = [
         *([LAPTOP_NOTE] if scale == "laptop" else []),
         "One seed: differences of a few points say nothing. Learning rates are those of the model "
-        "that a row is made from.",
+        "that a row is made from. A normaliser divides a head's output by one number, and the norm "
+        "behind it takes that out again: with no local attention beside it, it cannot matter.",
     ]
     return Summary([s for s in sheets if s.rows], _claims(found), notes=notes)
 

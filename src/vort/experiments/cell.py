@@ -60,6 +60,11 @@ class Cell:
         """A short hash of all settings: a result made with others is not this cell's."""
         return sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run beside it: what is timed."""
+        return self.measure == "cost"
+
     def coordinates(self) -> dict[str, Any]:
         """Where the result stands in its table."""
         task = self.task.get("name", "")

@@ -14,7 +14,7 @@ from vort.report.tables import Sheet
 __all__ = ["COMPLEXITY"]
 
 _LENGTHS: dict[Scale, tuple[int, ...]] = {
-    "laptop": (512, 2048, 4096, 8192),
+    "laptop": (1024, 4096, 8192),
     "paper": (2048, 4096, 8192, 16384, 32768, 65536),
 }
 _LAYER: dict[Scale, dict[str, Any]] = {

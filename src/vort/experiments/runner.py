@@ -56,7 +56,11 @@ def run_cells(
             started(cell)
             yield _attempt(cell, folder, progress=False)
         return
-    yield from _side_by_side(missing, folder, workers, started)
+    yield from _side_by_side([c for c in missing if not c.alone], folder, workers, started)
+    for cell in missing:
+        if cell.alone:
+            started(cell)
+            yield _attempt(cell, folder)
 
 
 def _side_by_side(

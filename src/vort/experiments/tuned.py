@@ -14,25 +14,30 @@ from typing import Any
 __all__ = ["trials_for", "tuned"]
 
 # Learning rates for most models, and for those that try several decay rates as well.
-_RATES = {"laptop": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2), "paper": (1e-3, 3e-3, 1e-2)}
+_RATES = {
+    "laptop": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3e-3, 6e-3),
+    "paper": (1e-3, 3e-3, 1e-2),
+}
 _FEW_RATES = {"laptop": (4e-3, 8e-3), "paper": (3e-3,)}
 # Time constants as shares of the length: half the lags of the pilot are below its square root,
 # those of label copy are uniform.
 _SHARES = {"pilot": (0.01, 0.03, 0.1), "label_copy": (0.1, 0.3, 1.0)}
+_FURTHER = {"pilot": 0.3, "label_copy": 3.0}
 
 
 def trials_for(experiment: str, scale: str, model: str, length: int) -> list[dict[str, Any]]:
     """The settings to try: `learning_rate`, and for Exponential `exponential_rate`.
 
     >>> [len(trials_for("pilot", "laptop", name, 1000)) for name in ("vort", "exponential")]
-    [6, 6]
+    [8, 8]
     """
     if not model.startswith("exponential") or experiment not in _SHARES:
         return [{"learning_rate": rate} for rate in _RATES[scale]]
+    pairs = [(rate, share) for rate in _FEW_RATES[scale] for share in _SHARES[experiment]]
+    if scale == "laptop":
+        pairs += [(rate, _FURTHER[experiment]) for rate in _FEW_RATES[scale]]
     return [
-        {"learning_rate": rate, "exponential_rate": 1 / (share * length)}
-        for rate in _FEW_RATES[scale]
-        for share in _SHARES[experiment]
+        {"learning_rate": rate, "exponential_rate": 1 / (share * length)} for rate, share in pairs
     ]
 
 

@@ -89,7 +89,8 @@ def best_of(cells: Sequence[Cell], folder: Path) -> dict[str, Any]:
         if not finished:
             raise RuntimeError("no trial of a model came to an end: nothing to choose from")
         best = min(finished, key=lambda trial: trial["bits"])
-        rates = [trial["learning_rate"] for trial in entry["trials"]]
+        rates = sorted({trial["learning_rate"] for trial in entry["trials"]})
         entry["best"] = {key: value for key, value in best.items() if key != "bits"}
-        entry["at_edge"] = best["learning_rate"] in (min(rates), max(rates))
+        # Of one or two rates each is at an edge, which says nothing.
+        entry["at_edge"] = len(rates) > 2 and best["learning_rate"] in (rates[0], rates[-1])
     return found
