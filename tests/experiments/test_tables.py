@@ -47,7 +47,7 @@ def test_every_model_gets_the_same_number_of_trials_of_the_same_length(scale: Sc
     assert {cell.seed for cell in cells} == {SEED}
     assert {cell.training["test_sequences"] for cell in cells} == {0}
     rates = {cell.config["exponential_rate"] for cell in by_model["exponential"]}
-    assert len(rates) == 3
+    assert len(rates) >= 3
 
 
 def test_the_best_trial_wins_on_validation_bits(tmp_path: Path) -> None:
