@@ -29,31 +29,59 @@ def figures(
 
     A figure whose measurements the run lacks is left out, with the command that makes them.
     """
+    from vort.report.paper_figures import PAPER_FIGURES
+
+    names = [figure.name for figure in PAPER_FIGURES]
+    wanted = names if only is None else [name.strip() for name in only.split(",")]
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        raise typer.BadParameter(f"--only takes {', '.join(names)}, got {', '.join(unknown)}")
+    target = run_dir / "figures" if out is None else out
+    draw_figures(run_dir, target, wanted)
+    console.print(f"figures: [bold]{os.path.relpath(target)}[/bold], captions.md beside them")
+
+
+def draw_figures(
+    run_dir: Path, target: Path, wanted: Sequence[str], formats: Sequence[str] = FORMATS
+) -> None:
+    """Draw what a run has the measurements for, and leave pages of it all for `vort report`.
+
+    Beside the pictures: captions.md, captions.json, and summary.json, which the page reads.
+    """
+    from vort.report.folder import write_summary
     from vort.report.paper_figures import PAPER_FIGURES, caption_of, read_records, write_captions
 
-    by_name = {figure.name: figure for figure in PAPER_FIGURES}
-    wanted = list(by_name) if only is None else [name.strip() for name in only.split(",")]
-    unknown = [name for name in wanted if name not in by_name]
-    if unknown:
-        raise typer.BadParameter(f"--only takes {', '.join(by_name)}, got {', '.join(unknown)}")
-    target = run_dir / "figures" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
     captions = []
-    for name in wanted:
-        figure = by_name[name]
+    for figure in PAPER_FIGURES:
+        name = figure.name
+        if name not in wanted:
+            continue
         found = read_records(run_dir, (*figure.needs, *figure.any_of))
         missing = figure.missing(found)
         if missing:
             _explain(name, missing, run_dir)
             continue
-        files = [f"{name}.{suffix}" for suffix in FORMATS]
+        files = [f"{name}.{suffix}" for suffix in formats]
         with console.status(f"drawing {name}"):
             for file in files:
                 figure.draw(target / file, found)
         captions.append(caption_of(figure, found, files))
         console.print(f"{name}: {' and '.join(files)}", highlight=False)
     write_captions(target, captions)
-    console.print(f"figures: [bold]{os.path.relpath(target)}[/bold], captions.md beside them")
+    record = {
+        "title": "The paper's figures",
+        "about": "Every figure of the paper for which this run has the measurements.",
+        "command": "vort figures",
+        "sheets": [],
+        "verdicts": [],
+        "figures": [
+            {"file": c["files"][0], "caption": c["caption"], "command": "vort figures"}
+            for c in captions
+        ],
+        "notes": [],
+    }
+    write_summary(target, record)
 
 
 def _explain(name: str, missing: "Sequence[Need]", run_dir: Path) -> None:

@@ -78,6 +78,8 @@ def reproduce(
     for name in wanted:
         if name != "kernel":
             _report(name, planned, out, scale, share)
+    if only is None:
+        _figures(out)
     _finish(out, failed)
 
 
@@ -196,6 +198,14 @@ def _report(
 
 def _machine(made_by: dict[str, str]) -> str:
     return f"{made_by['device']}, torch {made_by['torch']}"
+
+
+def _figures(out: Path) -> None:
+    """The paper's figures, as far as the run has what they show."""
+    from vort.commands.figures import draw_figures
+    from vort.report.paper_figures import PAPER_FIGURES
+
+    draw_figures(out, out / "figures", [figure.name for figure in PAPER_FIGURES], ("png",))
 
 
 def _finish(out: Path, failed: list[str]) -> None:
