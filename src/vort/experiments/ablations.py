@@ -114,7 +114,8 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
         "that a row is made from. A normaliser divides a head's output by one number, and the norm "
         "behind it takes that out again: with no local attention beside it, it cannot matter.",
     ]
-    return Summary([s for s in sheets if s.rows], _claims(found), notes=notes)
+    labels = {name: label for name, (label, _) in {**ROWS, **INPUTS}.items()}
+    return Summary([s for s in sheets if s.rows], _claims(found), notes=notes, labels=labels)
 
 
 def _sheet(

@@ -155,7 +155,8 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
         draw_by_position(path, {label_of(k): v for k, v in found.items()}, buckets)
 
     caption = "Bits per character by position in the window, mean over seeds; lower is better."
-    return Summary([sheet], claims, [Figure("by_position.png", caption, draw)], notes)
+    labels = {model: label_of(model) for model in found}
+    return Summary([sheet], claims, [Figure("by_position.png", caption, draw)], notes, labels)
 
 
 def _claim(found: Mapping[str, list[Mapping[str, Any]]], ours: str, rival: str, last: str) -> Claim:

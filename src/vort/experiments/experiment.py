@@ -23,12 +23,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Summary:
-    """What an experiment found, for the terminal and the report."""
+    """What an experiment found, for the terminal and the report; labels are names of models."""
 
     sheets: Sequence[Sheet]
     verdicts: Sequence[Claim] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self, command: str) -> dict[str, Any]:
         """Ready for JSON; figures by file name."""
@@ -40,6 +41,7 @@ class Summary:
                 for figure in self.figures
             ],
             "notes": list(self.notes),
+            "labels": dict(self.labels),
         }
 
 

@@ -153,7 +153,8 @@ def recall_summary(
 
     caption = "Test accuracy by lag between source and query; bands are the range over seeds."
     claims = recall_claims(records, table, buckets)
-    return Summary([sheet], claims, [Figure("by_lag.png", caption, draw)], notes)
+    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+    return Summary([sheet], claims, [Figure("by_lag.png", caption, draw)], notes, labels)
 
 
 def _label(model: str) -> str:

@@ -19,9 +19,16 @@ class Charts:
     def __init__(self) -> None:
         self.specs: list[dict[str, Any]] = []
         self._colours = {"vort": 0}  # as in the figures, VORT is blue
+        self._labels: dict[str, str] = {}
 
-    def of_conditions(self, conditions: Sequence[Condition]) -> Markup:
-        """Accuracy by lag, then training curves, for every condition that has them."""
+    def of_conditions(
+        self, conditions: Sequence[Condition], labels: Mapping[str, Any] | None = None
+    ) -> Markup:
+        """Accuracy by lag, then training curves, for every condition that has them.
+
+        labels: what to call models, where that is not their name.
+        """
+        self._labels = {} if labels is None else {k: str(v) for k, v in labels.items()}
         by_lag = [
             self._add(
                 condition.lags(),
@@ -65,7 +72,7 @@ class Charts:
             return Markup()
         series = [
             {
-                "name": name,
+                "name": self._labels.get(name, name),
                 "colour": self._colours.setdefault(name, len(self._colours)),
                 "points": [[_short(v) for v in point[:4]] + [point[4]] for point in points],
             }
@@ -75,7 +82,7 @@ class Charts:
         self.specs.append({"title": title, "x": x, "y": y, "series": series})
         parts = [tag("figcaption", title), tag("div", class_="canvas", id=f"chart-{number}")]
         if with_table:
-            parts.append(_values(curves))
+            parts.append(_values({self._labels.get(k, k): v for k, v in curves.items()}))
         return tag("figure", *parts, class_="plot", data_chart=number)
 
 

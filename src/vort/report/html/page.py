@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vort.report.html.charts import Charts
 from vort.report.html.markup import Markup, join, tag
-from vort.report.html.run_directory import Experiment, Run, read_run
+from vort.report.html.run_directory import Experiment, Run, mapping, read_run
 from vort.report.html.scores import conditions_of
 from vort.report.html.sections import (
     VERDICTS,
@@ -81,7 +81,7 @@ def _section(experiment: Experiment, charts: Charts) -> Markup:
             verdicts_part(experiment),
             sheets,
             scores_part(conditions, aside=bool(sheets)),
-            charts.of_conditions(conditions),
+            charts.of_conditions(conditions, mapping(experiment.summary.get("labels"))),
             figures,
             tag(
                 "div",
@@ -100,7 +100,11 @@ def _summary(run: Run) -> Markup:
         counts = verdict_counts(experiment)
         chips = [verdict_chip(name, count) for name, count in _sorted(counts)]
         cells = len(experiment.cells)
-        chips += [tag("span", f"{cells} cells", class_="chip plain")] if cells else []
+        chips += (
+            [tag("span", "1 cell" if cells == 1 else f"{cells} cells", class_="chip plain")]
+            if cells
+            else []
+        )
         bad = len(experiment.problems)
         unread = f"{bad} file{'s' if bad > 1 else ''} unread"
         chips += [tag("span", unread, class_="chip bad")] if bad else []
