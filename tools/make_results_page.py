@@ -14,20 +14,21 @@ HEAD = """# Reproducing the paper
 ```sh
 make reproduce                                   # everything at laptop size, no GPU, no data
 vort reproduce --only pilot --workers 2          # one part; finished cells are kept
-vort reproduce --scale paper --data DIR          # the paper's sizes: a GPU, and DIR/books for the text
+vort reproduce --scale paper --data DIR          # the paper's sizes: a GPU, and DIR/books
 vort report reports/laptop                       # the page again, from what is there
 vort figures reports/laptop --out figures        # the paper's figures from that run
 ```
 
-A table is made of cells: one task, one model, one seed. Each writes a JSON when it is done, with settings,
-versions, device, state size, parameters and time; a second run does only what is missing, and a kill at
-any moment loses no finished cell. `--share 0.1` trains every cell for a tenth of its steps, `--cells
-'*vort*seed0'` takes some of them. Learning rates, and Exponential's decay rate, were searched on
-validation data with equally many trials for every model (`vort tune`; all trials are in
-`src/vort/experiments/tuned.json`). Models of a table have equally many parameters. Accuracy is in percent,
-intervals are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or *reproduced* where
-our mean is above or within the interval (or 2 points, 0.02 bits) of the paper's figure for the last class
-of lags. This page is written by `tools/make_results_page.py` from `results/`.
+A table is made of cells: one task, one model, one seed. Each writes a JSON when it is done, with
+settings, versions, device, state size, parameters and time; a second run does only what is
+missing, and a kill at any moment loses no finished cell. `--share 0.1` trains every cell for a
+tenth of its steps, `--cells PATTERN` takes some of them. At laptop size learning rates, and
+Exponential's decay rate, were searched on validation data with equally many trials for every
+model (`vort tune`; all trials are in `src/vort/experiments/tuned.json`); at the paper's size one
+rate served all so far. Models of a table have equally many parameters. Accuracy is in percent,
+intervals are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or *reproduced*
+where our mean is above or within the interval (or 2 points, 0.02 bits) of the paper's figure for
+the last class of lags. This page is written by `tools/make_results_page.py` from `results/`.
 """
 
 
@@ -43,7 +44,9 @@ def claims(verdicts: list[dict[str, str]]) -> str:
     rows = []
     for claim in verdicts:
         erratum = f" ({claim['erratum']})" if claim["erratum"] else ""
-        rows.append([claim["where"], claim["states"], claim["measured"], claim["verdict"] + erratum])
+        parts = (claim[key] for key in ("where", "states", "measured", "verdict"))
+        rows.append([*parts])
+        rows[-1][-1] += erratum
     headings = ["where", "the statement", "measured", "verdict"]
     return table({"title": "Claims", "headings": headings, "rows": rows})
 
