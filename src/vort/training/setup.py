@@ -11,7 +11,7 @@ import torch
 from vort.tasks import Task
 from vort.training.config import TrainingConfig
 
-__all__ = ["make_accelerator", "total_steps"]
+__all__ = ["make_accelerator", "total_steps", "uses_bf16"]
 
 
 def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
@@ -24,15 +24,10 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
         raise ImportError(f"log={config.log!r} needs the package {config.log}: pip install it")
     if config.log is not None and directory is None:
         raise ValueError(f"log={config.log!r} needs a directory to write to, got None")
-    bf16 = config.precision == "bf16" or (
-        config.precision == "auto"
-        and torch.cuda.is_available()
-        and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
     # Accelerate keeps the precision of the first run of a process and refuses another.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
-        mixed_precision="bf16" if bf16 else "no",
+        mixed_precision="bf16" if uses_bf16(config) else "no",
         gradient_accumulation_steps=config.accumulation,
         log_with=config.log,
         project_dir=directory,
@@ -42,6 +37,15 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
         atexit.register(accelerator.state.destroy_process_group)
     set_seed(config.seed)
     return accelerator
+
+
+def uses_bf16(config: TrainingConfig) -> bool:
+    """Whether a run computes in bfloat16: asked for, or "auto" on a GPU that has it."""
+    return config.precision == "bf16" or (
+        config.precision == "auto"
+        and torch.cuda.is_available()
+        and torch.cuda.is_bf16_supported(including_emulation=False)
+    )
 
 
 def total_steps(task: Task, config: TrainingConfig, processes: int) -> int:

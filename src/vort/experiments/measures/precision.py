@@ -5,15 +5,12 @@ from typing import Any
 
 import torch
 
+from vort.training.setup import uses_bf16
+
 __all__ = ["precision_of"]
 
 
 def precision_of(config: Any) -> Any:
     """The autocast that a model was trained under, for scoring it outside the training loop."""
-    half = config.precision == "bf16" or (
-        config.precision == "auto"
-        and torch.cuda.is_available()
-        and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.autocast(device, torch.bfloat16) if half else nullcontext()
+    return torch.autocast(device, torch.bfloat16) if uses_bf16(config) else nullcontext()
