@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from vort.experiments.cell import Cell
-from vort.experiments.pilot import TASK, TRAINING
+from vort.experiments.pilot import TASK
 from vort.experiments.recall import recall_cell
+from vort.experiments.sizes import RECALL_TRAINING
 from vort.experiments.work import build_model
 from vort.report.provenance import provenance
 from vort.tasks import make_task
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    training = dict(TRAINING["paper"])
+    training = dict(RECALL_TRAINING["paper"])
     training.pop("evaluation_sequences")
     rows = []
     for name in arguments.models.split(","):

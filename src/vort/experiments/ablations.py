@@ -11,6 +11,7 @@ from vort.experiments.experiment import Experiment, Summary
 from vort.experiments.models import FAVOR, PLAIN
 from vort.experiments.recall import LAPTOP_NOTE, recall_cell
 from vort.experiments.scores import group_by_model, over_seeds, show
+from vort.experiments.sizes import RECALL_TRAINING
 from vort.report.tables import Sheet
 
 __all__ = ["ABLATIONS"]
@@ -83,9 +84,9 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
             if name in _SHARED or (scale == "paper" and name in _QUADRATIC):
                 continue
             task = {**pilot.TASK[scale], "beta": 1.0}
-            found.append(_cell(scale, name, seed, task, pilot.TRAINING[scale], settings))
+            found.append(_cell(scale, name, seed, task, RECALL_TRAINING[scale], settings))
         for name, (_, settings) in INPUTS.items():
-            training = label_copy.TRAINING[scale]
+            training = RECALL_TRAINING[scale]
             found.append(_cell(scale, name, seed, label_copy.TASK[scale], training, settings))
     return found
 

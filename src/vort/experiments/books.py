@@ -18,7 +18,7 @@ from vort.experiments.scores import (
     show,
     training_notes,
 )
-from vort.experiments.sizes import POWER_LAW_TERMS
+from vort.experiments.sizes import sized
 from vort.experiments.tuned import tuned
 
 __all__ = ["BOOKS"]
@@ -113,12 +113,7 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
 
 def _config(scale: Scale, model: str, length: int) -> dict[str, Any]:
     row = dict(MODELS[model].settings)
-    own: dict[str, Any] = {}
-    if row.get("routing") == "banks":
-        own = _BANKS[scale]
-    elif row.get("memory") == "uniform_power_law":
-        own = {"num_terms": POWER_LAW_TERMS[scale]}
-    config = {**_MODEL[scale], **own, **row}
+    config = sized(scale, _MODEL[scale], _BANKS[scale], row)
     if model == "exponential":
         # A rate for each head, learned: on text the stronger form of this rival.
         config |= {"learn_rates": True}

@@ -9,8 +9,9 @@ from vort.experiments.experiment import Experiment, Summary
 from vort.experiments.looks import looks_at
 from vort.experiments.recall import recall_cell, recall_summary
 from vort.experiments.scores import PaperTable
+from vort.experiments.sizes import RECALL_TRAINING
 
-__all__ = ["LABEL_COPY", "TASK", "TRAINING"]
+__all__ = ["LABEL_COPY", "TASK"]
 
 PAPER = PaperTable(
     label="copy",
@@ -38,17 +39,6 @@ TASK: dict[Scale, dict[str, Any]] = {
     },
     "paper": {"name": "label_copy", "length": 8000},
 }
-TRAINING: dict[Scale, dict[str, Any]] = {
-    "laptop": {"steps": 160, "batch_size": 8, "evaluation_sequences": 32},
-    # 20 epochs of 5,000 sequences.
-    "paper": {
-        "steps": 3125,
-        "batch_size": 32,
-        "evaluation_sequences": 100,
-        "checkpoint_every": 1000,
-        "workers": 3,
-    },
-}
 _MODELS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("vort", "power_law", "mixture", "exponential"),
     "paper": (
@@ -68,7 +58,7 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
             model,
             seed,
             TASK[scale],
-            TRAINING[scale],
+            RECALL_TRAINING[scale],
             after=looks_at(model, seed, scale),
         )
         for seed in _SEEDS[scale]

@@ -9,9 +9,9 @@ from vort.experiments.experiment import Experiment, Summary
 from vort.experiments.looks import looks_at
 from vort.experiments.recall import recall_cell, recall_summary
 from vort.experiments.scores import PaperTable
-from vort.experiments.sizes import recall_config
+from vort.experiments.sizes import RECALL_TRAINING, recall_config
 
-__all__ = ["PILOT", "TASK", "TRAINING"]
+__all__ = ["PILOT", "TASK"]
 
 PAPER = PaperTable(
     label="pilot",
@@ -37,18 +37,6 @@ TASK: dict[Scale, dict[str, Any]] = {
         "test_sequences": 100,
     },
     "paper": {"name": "zipf_retrieval", "length": 10_000},
-}
-
-TRAINING: dict[Scale, dict[str, Any]] = {
-    "laptop": {"steps": 160, "batch_size": 8, "evaluation_sequences": 32},
-    # 20 epochs of 5,000 sequences.
-    "paper": {
-        "steps": 3125,
-        "batch_size": 32,
-        "evaluation_sequences": 100,
-        "checkpoint_every": 1000,
-        "workers": 3,
-    },
 }
 
 _MODELS: dict[Scale, tuple[str, ...]] = {
@@ -104,7 +92,7 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
                         model,
                         seed,
                         task,
-                        TRAINING[scale],
+                        RECALL_TRAINING[scale],
                         after=after,
                         tags={"beta": beta},
                     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from vort.experiments.cell import Scale
 
-__all__ = ["POWER_LAW_TERMS", "RECALL", "Size", "recall_config"]
+__all__ = ["RECALL", "RECALL_TRAINING", "Size", "recall_config", "sized"]
 
 Size = dict[str, Any]
 
@@ -53,11 +53,32 @@ _BANKS: dict[Scale, Size] = {
 POWER_LAW_TERMS: dict[Scale, int] = {"laptop": 8, "paper": 15}
 
 
-def recall_config(scale: Scale, settings: Size) -> Size:
-    """Settings of a model of the recall tables, from what its row says."""
+RECALL_TRAINING: dict[Scale, Size] = {
+    "laptop": {"steps": 160, "batch_size": 8, "evaluation_sequences": 32},
+    # 20 epochs of 5,000 sequences.
+    "paper": {
+        "steps": 3125,
+        "batch_size": 32,
+        "evaluation_sequences": 100,
+        "checkpoint_every": 1000,
+        "workers": 3,
+    },
+}
+
+
+def sized(scale: Scale, sizes: Size, banks: Size, settings: Size) -> Size:
+    """Settings of a row at a scale: its sizes, and as many terms as its kind of kernel takes there.
+
+    banks: sizes of rows that route to banks.
+    """
     own: Size = {}
     if settings.get("routing") == "banks":
-        own = _BANKS[scale]
+        own = banks
     elif settings.get("memory") == "uniform_power_law":
         own = {"num_terms": POWER_LAW_TERMS[scale]}
-    return {**RECALL[scale], **own, **settings}
+    return {**sizes, **own, **settings}
+
+
+def recall_config(scale: Scale, settings: Size) -> Size:
+    """Settings of a model of the recall tables, from what its row says."""
+    return sized(scale, RECALL[scale], _BANKS[scale], settings)
