@@ -54,8 +54,6 @@ _SEEDS: dict[Scale, tuple[int, ...]] = {"laptop": (0, 1, 2), "paper": (0, 1, 2)}
 # Beside the comparison, and so with one seed where minutes count.
 _ONCE: dict[Scale, tuple[str, ...]] = {
     "laptop": (
-        "vort_paper",
-        "uniform_power_law",
         "softmax",
         "power_law_favor",
         "mixture_favor",
