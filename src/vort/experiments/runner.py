@@ -54,7 +54,7 @@ def run_cells(
     if workers <= 1 or len(missing) <= 1:
         for cell in missing:
             started(cell)
-            yield _attempt(cell, folder, progress=False)
+            yield _attempt(cell, folder)
         return
     yield from _side_by_side([c for c in missing if not c.alone], folder, workers, started)
     for cell in missing:
@@ -101,11 +101,11 @@ def _prepare(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _attempt(cell: Cell, folder: Path, progress: bool = False) -> Outcome:
+def _attempt(cell: Cell, folder: Path) -> Outcome:
     from vort.experiments.work import run_cell
 
     try:
-        run_cell(cell, folder, progress=progress)
+        run_cell(cell, folder)
     except Exception as error:
         return Outcome(cell, f"{type(error).__name__}: {error}")
     return Outcome(cell)

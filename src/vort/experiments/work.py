@@ -11,19 +11,18 @@ from vort.experiments.cell import Cell, write_cell
 
 __all__ = ["MEASURES", "build_model", "run_cell"]
 
+Work = Callable[[Cell, Path], dict[str, Any]]
 
-def run_cell(cell: Cell, folder: Path, *, progress: bool = False) -> Path:
+
+def run_cell(cell: Cell, folder: Path) -> Path:
     """Do a cell's work and write its result; an interrupted one goes on from its last checkpoint.
 
-    Args:
-        cell: what to do.
-        folder: of the run.
-        progress: show a bar while training.
+    folder: of the run.
     """
     from vort.report.provenance import provenance
 
     began = perf_counter()
-    result = _kind(cell.measure)(cell, folder, progress)
+    result = _kind(cell.measure)(cell, folder)
     result["seconds"] = round(perf_counter() - began, 2)
     result["made_by"] = provenance()
     return write_cell(cell, folder, result)
@@ -56,7 +55,7 @@ def build_model(cell: Cell, task: Any) -> Any:
 _SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def _train(cell: Cell, folder: Path, progress: bool) -> dict[str, Any]:
+def _train(cell: Cell, folder: Path) -> dict[str, Any]:
     """Train and score: the usual cell."""
     from vort.experiments.measures import AFTER
     from vort.tasks import make_task
@@ -65,7 +64,7 @@ def _train(cell: Cell, folder: Path, progress: bool) -> dict[str, Any]:
     settings = dict(cell.task)
     task = make_task(settings.pop("name"), **settings)
     model = build_model(cell, task)
-    config = TrainingConfig(**cell.training, seed=cell.seed, progress=progress)
+    config = TrainingConfig(**cell.training, seed=cell.seed, progress=False)
     scratch = folder / cell.experiment / "checkpoints" / f"{cell.id}-{cell.fingerprint}"
     # The test split is scored below, by finer classes of lag.
     base = replace(config, test_sequences=0)
@@ -117,25 +116,25 @@ def _described(task: Any) -> dict[str, Any]:
     return found
 
 
-def _kind(name: str) -> Callable[[Cell, Path, bool], dict[str, Any]]:
+def _kind(name: str) -> Work:
     if name not in MEASURES:
         raise ValueError(f"measure must be one of {', '.join(MEASURES)}, got {name!r}")
     return MEASURES[name]
 
 
-def _cost(cell: Cell, folder: Path, progress: bool) -> dict[str, Any]:
+def _cost(cell: Cell, folder: Path) -> dict[str, Any]:
     from vort.experiments.measures import cost_of_layer
 
     return cost_of_layer(dict(cell.config), dict(cell.training))
 
 
-def _plasticity(cell: Cell, folder: Path, progress: bool) -> dict[str, Any]:
+def _plasticity(cell: Cell, folder: Path) -> dict[str, Any]:
     from vort.experiments.plasticity_table import measure
 
     return measure(cell)
 
 
-MEASURES: dict[str, Callable[[Cell, Path, bool], dict[str, Any]]] = {
+MEASURES: dict[str, Work] = {
     "train": _train,
     "cost": _cost,
     "plasticity": _plasticity,

@@ -1,5 +1,6 @@
 """What every feature map offers, and the precision that all of them compute in."""
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
@@ -16,7 +17,7 @@ def without_autocast(x: Tensor) -> torch.autocast:
     return torch.autocast(device_type=x.device.type, enabled=False)
 
 
-class FeatureMap(nn.Module):
+class FeatureMap(nn.Module, ABC):
     """Maps `[..., head_dim]` to `[..., output_dim]`, each position by itself, hence causally.
 
     Attributes:
@@ -39,9 +40,9 @@ class FeatureMap(nn.Module):
         self.head_dim = head_dim
         self.output_dim = output_dim
 
+    @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of `x`, the same for a query and for a key."""
-        raise NotImplementedError
 
     def map_query(self, x: Tensor) -> Tensor:
         """Return the features of queries, up to one positive factor for each position.
