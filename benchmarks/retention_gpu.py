@@ -1,10 +1,12 @@
 """VORT's retention and local attention on a GPU against what one would use instead.
 
-    python benchmarks/retention_gpu.py --out retention_gpu.json [--with FOLDER] [--quick]
+    python benchmarks/retention_gpu.py --out retention_gpu.json [--with FOLDER] [--quick] [--resume]
 
 Prints a table and writes one JSON, row by row, the most wanted first: a run cut short keeps what it
-measured. `--with` names a folder that holds packages to compare with (flash-linear-attention,
-unpacked); without it they are looked for as installed, and the table says which are missing.
+measured, and `--resume` goes on from it, shape by shape, so that methods compared with each other
+are timed in one run. `--with` names a folder that holds packages to compare with
+(flash-linear-attention, unpacked); without it they are looked for as installed, and the table says
+which are missing.
 `--quick` runs the two shapes that have targets and what they are compared with.
 `--every-configuration` lets the other packages' kernels try all their configurations, which takes
 many minutes to compile; otherwise those of 2 or 4 warps and 2 or 3 stages.
@@ -167,7 +169,7 @@ FULL = QUICK + [name for name in METHODS if name not in QUICK]
 # Timed after everything else: it has the most configurations to compile.
 LATE = ("fla chunk_gla",)
 # Seconds after which a row is given up; a method that compiles for longer would take the rest.
-PATIENCE = 25
+PATIENCE = 60
 # Its backward refuses the Triton this is timed with (fla issue 640): only its forward is tried.
 FORWARD_ONLY = ("fla chunk_simple_gla",)
 
@@ -398,7 +400,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """One row as text."""
-    shape = (row["batch"], row["length"], row["head_size"])
+    shape = shape_of(row)
     head = f"{','.join(map(str, shape)):>16} {row['method']:<22}"
     fields = [
         f"{row[key]:>8.3f}" if key in row else f"{'-':>8}" for key in ("forward_ms", "both_ms")
@@ -406,12 +408,7 @@ def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     fields.append(f"{row['peak_mib']:>9.0f}" if "peak_mib" in row else f"{'-':>9}")
     floors = "/".join(f"{row[k]:.2f}" for k in ("forward_floor_ms", "both_floor_ms") if k in row)
     base = next(
-        (
-            r
-            for r in rows
-            if r["method"] == "fla chunk_retention"
-            and (r["batch"], r["length"], r["head_size"]) == shape
-        ),
+        (r for r in rows if r["method"] == "fla chunk_retention" and shape_of(r) == shape),
         {},
     )
     ratios = "/".join(
@@ -444,6 +441,31 @@ def about(quick: bool, every: bool) -> dict[str, Any]:
     return found | {"flash-linear-attention": fla.__version__}
 
 
+def done(rows: list[dict[str, Any]], shape: tuple[int, int, int], names: list[str]) -> bool:
+    """Whether every one of these methods has a row at this shape."""
+    return {r["method"] for r in rows if shape_of(r) == shape} >= set(names)
+
+
+def shape_of(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["batch"], row["length"], row["head_size"]
+
+
+def finished_rows(
+    before: dict[str, Any], now: dict[str, Any], phases: tuple[list[str], ...]
+) -> list[dict[str, Any]]:
+    """Rows of an earlier run whose shape it finished, phase by phase."""
+    for key in ("device", "torch", "triton", "flash-linear-attention", "autotuning"):
+        if before.get(key) != now[key]:
+            sys.exit(f"cannot resume: {key} was {before.get(key)!r}, is {now[key]!r}")
+    now["compile_s"] |= before["compile_s"]
+    rows = [row for row in before["rows"] if "TimeoutError" not in row.get("note", "")]
+    return [
+        row
+        for row in rows
+        if any(row["method"] in names and done(rows, shape_of(row), names) for names in phases)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="where the JSON goes")
@@ -451,6 +473,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the shapes that have targets")
     parser.add_argument("--every-configuration", dest="every", action="store_true")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS))
+    parser.add_argument("--resume", action="store_true", help="keep the shapes that --out has")
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -460,10 +483,12 @@ def main() -> None:
     quick, every = arguments.quick, arguments.every
     names = arguments.methods or (QUICK if quick else FULL)
     cut = shapes(quick)
+    early, late = ([n for n in names if (n in LATE) == is_late] for is_late in (False, True))
+    result = about(quick, every) | {"rows_wanted": len(cut) * len(names), "compile_s": {}}
     rows: list[dict[str, Any]] = []
-    result = about(quick, every) | {
-        "rows_wanted": len(cut) * len(names), "compile_s": {}, "rows": rows,
-    }  # fmt: skip
+    if arguments.resume and arguments.out and arguments.out.exists():
+        rows = finished_rows(json.loads(arguments.out.read_text()), result, (early, late))
+    result["rows"] = rows
 
     def save() -> None:
         if arguments.out:
@@ -471,10 +496,12 @@ def main() -> None:
             arguments.out.write_text(json.dumps(result, indent=1))
 
     sizes = list(dict.fromkeys(size for _, _, size in cut))
-    early, late = ([n for n in names if (n in LATE) == is_late] for is_late in (False, True))
     limits: dict[str, float] = {}
     for phase in (early, late):
         for size in sizes if phase else ():
+            missing = [s for s in cut if s[2] == size and not done(rows, s, phase)]
+            if not missing:
+                continue
             seconds = compile_all(phase, size, arguments.folder, every, arguments.workers)
             result["compile_s"][f"{size}{' late' if phase is late else ''}"] = seconds
             print(f"head size {size}: compiled in {seconds:.0f} s", flush=True)
@@ -483,7 +510,7 @@ def main() -> None:
                 result["ceilings"] = limits = ceilings()
                 result["decode"] = decode(limits)
                 print(json.dumps({k: v for k, v in result.items() if k != "rows"}), flush=True)
-            for batch, length, _ in (shape for shape in cut if shape[2] == size):
+            for batch, length, _ in missing:
                 for name in phase:
                     row = measure(name, batch, length, size)
                     if name.startswith(("vort", "local")):

@@ -89,6 +89,15 @@ class Problem:
         return (0, self.terms, 1)[self.normalizer]
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether backward finds the states of forward, or makes them again.
+
+        Kept where they take no more memory than keys and values do.
+        """
+        width = self.key_dim + self.value_dim
+        return self.terms * self.key_dim * self.value_dim <= width * self.tiling.span
+
+    @property
     def row_blocks(self) -> int:
         """Blocks of rows over all span slots."""
         return self.slots * (self.tiling.span // self.tiling.rows)
@@ -110,6 +119,7 @@ class Problem:
         tiling = self.tiling
         return self.common() | {
             "SP": tiling.modes,
+            "SD": tiling.diagonal_modes,
             "BK": tiling.keys,
             "BT": tiling.rows,
             "GB": tiling.group,
@@ -255,10 +265,10 @@ def run_forward(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
-        BV=columns, SD=tiling.diagonal_modes, HAS_READ=read is not None,
-        shape=tiling.output, **p.block(),
+        BV=columns, HAS_READ=read is not None, shape=tiling.output, **p.block(),
     )  # fmt: skip
-    return o, den, states.G_last, states.b_last, states.carry
+    kept = (states.G, states.b) if p.keeps_states else states.carry
+    return o, den, states.G_last, states.b_last, kept
 
 
 def run_backward(
@@ -277,7 +287,7 @@ def run_backward(
     o: Tensor,
     den: Tensor | None,
     decay_grad: bool,
-    carry: Pair,
+    kept: Pair,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
@@ -298,7 +308,10 @@ def run_backward(
         sizes = (p.row_blocks, p.heads, tiling.modes)
         row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
 
-    G, b, *_ = _states(p, k, v, write, log_decay, (G_first, b_first), keep_last=False, carry=carry)
+    G, b = kept
+    if G is None or not p.keeps_states:
+        first = (G_first, b_first)
+        G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=kept)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     launch(
         query_kernel, p.row_blocks * p.heads,
@@ -310,7 +323,7 @@ def run_backward(
         p, q, do, read, log_decay, (dG_last, db_last), G_first is not None, inv, shift,
         reverse=True, others=(G, b) if decay_grad else (None, None),
     )  # fmt: skip
-    del G, b
+    del G, b, kept
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
     blocks = _cdiv(p.value_dim, tiling.key.columns)
     # one value block: both at once; several: keys walk over them, values have a program for each

@@ -42,7 +42,7 @@ def _forward(
     eps: float,
     span: int,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Pair]:
-    """Outputs, raw normaliser, final G and b, what segments started from; None where absent."""
+    """Outputs, raw normaliser, final G and b, what backward may start from; None where absent."""
     problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
     with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
         return run_forward(
@@ -71,7 +71,7 @@ def _gradients(
     decay_grad: bool,
     eps: float,
     span: int,
-    carry: Pair = NOTHING,
+    kept: Pair = NOTHING,
 ) -> tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]:
@@ -81,7 +81,7 @@ def _gradients(
         dq, dk, dv, dwrite, dread, dlog, dG, db = run_backward(
             problem, do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(),
             write.contiguous(), log_decay.contiguous(), _dense(read), _dense(G), _dense(b),
-            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad, carry,
+            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad, kept,
         )  # fmt: skip
         if dlog is not None:
             dlog = (dlog.sum(0) if log_decay.dim() == 1 else dlog).to(log_decay.dtype)
@@ -219,24 +219,24 @@ retention_forward.register_autograd(
 class _Retention(torch.autograd.Function):
     """The same as the operator, without a dispatcher in between.
 
-    It also keeps what segments started from, whose size an operator would have to foretell.
+    It also keeps states for the backward, whose size an operator would have to foretell.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        o, den, G_last, b_last, carry = _forward(*inputs)
-        _setup_context(ctx, inputs, (o, den, *carry))
+        o, den, G_last, b_last, kept = _forward(*inputs)
+        _setup_context(ctx, inputs, (o, den, *kept))
         return o, G_last, b_last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor, dG_last: Tensor, db_last: Tensor) -> Any:
-        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den, *carry = ctx.saved_tensors
+        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den, *kept = ctx.saved_tensors
         decay_grad = ctx.needs_input_grad[4]
         dq, dk, dv, dwrite, dread, dlog, dG, db = _gradients(
             do, dG_last if ctx.keep_last else None, db_last if ctx.keep_last else None,
             q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
-            ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span, tuple(carry),
+            ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span, tuple(kept),
         )  # fmt: skip
         return dq, dk, dv, dwrite, dlog, dread, dG, db, None, None, None, None, None, None
 

@@ -90,6 +90,31 @@ def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SD: tl.constexpr
 
 
 @triton.jit
+def fold_groups(x, BT: tl.constexpr, NC: tl.constexpr, SD: tl.constexpr, SP: tl.constexpr):
+    """Sum a ``[BT, NC SD]`` tile of (group, mode) pairs over its groups; modes padded to SP."""
+    x = tl.sum(tl.reshape(x, [BT, NC, SD]), axis=1)
+    if SD < SP:
+        x = _widen(x, BT, SD)
+    if 2 * SD < SP:
+        x = _widen(x, BT, 2 * SD)
+    tl.static_assert(4 * SD >= SP)
+    return x
+
+
+@triton.jit
+def _widen(x, BT: tl.constexpr, SD: tl.constexpr):
+    """As many columns of zeros after those of ``x``."""
+    return tl.reshape(tl.permute(tl.join(x, tl.zeros_like(x)), (0, 2, 1)), [BT, 2 * SD])
+
+
+@triton.jit
+def fold_sums(x, NC: tl.constexpr, SD: tl.constexpr, SP: tl.constexpr):
+    """The same for a vector of (group, mode) pairs."""
+    pairs = tl.arange(0, NC * SD) % SD
+    return tl.sum(tl.where(pairs[:, None] == tl.arange(0, SP)[None, :], x[:, None], 0.0), axis=0)
+
+
+@triton.jit
 def causal(BT: tl.constexpr, SELF: tl.constexpr):
     """Mask ``[t, i]`` of a diagonal block."""
     at = tl.arange(0, BT)
