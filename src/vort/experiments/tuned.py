@@ -16,13 +16,15 @@ __all__ = ["trials_for", "tuned"]
 # Learning rates for most models, and for those that try several decay rates as well.
 _RATES = {
     "laptop": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3e-3, 6e-3),
-    "paper": (1e-3, 3e-3, 1e-2),
+    "paper": (1e-3, 2e-3, 4e-3, 8e-3),
 }
-_FEW_RATES = {"laptop": (4e-3, 8e-3), "paper": (3e-3,)}
+_FEW_RATES = {"laptop": (4e-3, 8e-3), "paper": (2e-3, 4e-3)}
 # Time constants as shares of the length: half the lags of the pilot are below its square root,
 # those of label copy are uniform.
-_SHARES = {"pilot": (0.01, 0.03, 0.1), "label_copy": (0.1, 0.3, 1.0)}
-_FURTHER = {"pilot": 0.3, "label_copy": 3.0}
+_SHARES = {
+    "laptop": {"pilot": (0.01, 0.03, 0.1, 0.3), "label_copy": (0.1, 0.3, 1.0, 3.0)},
+    "paper": {"pilot": (0.03, 0.1), "label_copy": (0.3, 1.0)},
+}
 
 
 def trials_for(experiment: str, scale: str, model: str, length: int) -> list[dict[str, Any]]:
@@ -31,13 +33,13 @@ def trials_for(experiment: str, scale: str, model: str, length: int) -> list[dic
     >>> [len(trials_for("pilot", "laptop", name, 1000)) for name in ("vort", "exponential")]
     [8, 8]
     """
-    if not model.startswith("exponential") or experiment not in _SHARES:
+    shares = _SHARES[scale].get(experiment)
+    if not model.startswith("exponential") or shares is None:
         return [{"learning_rate": rate} for rate in _RATES[scale]]
-    pairs = [(rate, share) for rate in _FEW_RATES[scale] for share in _SHARES[experiment]]
-    if scale == "laptop":
-        pairs += [(rate, _FURTHER[experiment]) for rate in _FEW_RATES[scale]]
     return [
-        {"learning_rate": rate, "exponential_rate": 1 / (share * length)} for rate, share in pairs
+        {"learning_rate": rate, "exponential_rate": 1 / (share * length)}
+        for rate in _FEW_RATES[scale]
+        for share in shares
     ]
 
 
