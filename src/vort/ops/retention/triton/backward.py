@@ -21,6 +21,7 @@ from .tiles import (
     diagonal_factors,
     fold_groups,
     fold_sums,
+    living,
     load_modes,
     load_normalizer,
     load_rates,
@@ -88,7 +89,7 @@ def query_kernel(
     dr = tl.zeros([BT, SP], dtype=tl.float32)
     drates = tl.zeros([SP], dtype=tl.float32)
 
-    for s in range(S):
+    for s in range(living(rates, modes, block * BT + 1, S)):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
         if NORM > 0:
             f *= invt
@@ -258,7 +259,7 @@ def key_kernel(
     if KEYS and NV == 1:
         vt = load_rows(v, c0, n, h, H, 0, V, BT, BV)
 
-    for s in range(S):
+    for s in range(living(rates, modes, n - tl.minimum(n, BT), S)):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * until)
         w = load_column(write, c0, n, h, H, s, S, BT)
         if KEYS:

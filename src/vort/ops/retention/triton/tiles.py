@@ -11,9 +11,11 @@ kept at span starts alone, and inside a span the op is a masked matrix, worked o
 import triton
 import triton.language as tl
 
-# Below this exponent exp2 is zero in float32; it also stands for "masked out" before exp2, so that
-# no infinity is ever multiplied by zero.
+# Far beyond where exp2 is zero; it stands for "masked out" before exp2, so that no infinity is ever
+# multiplied by zero.
 DEAD = tl.constexpr(-1.0e4)
+# From here on exp2 is zero in float32.
+FADED = tl.constexpr(-150.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 # A factor of a diagonal block reaches at most 2**REACH: its square overflows only where masked.
 REACH = tl.constexpr(115.0)
@@ -47,6 +49,16 @@ def load_rates(log_decay, h, rate_h, s, S: tl.constexpr):
     """Decays per token in base 2, ``[len(s)]``; finite even for ``log_decay = -inf``."""
     rate = tl.load(log_decay + h * rate_h + s, mask=s < S, other=0.0).to(tl.float32)
     return tl.maximum(rate * LOG2E, DEAD)
+
+
+@triton.jit
+def living(rates, modes, lag, S: tl.constexpr):
+    """Modes up to the last one that is not zero in float32 after ``lag`` tokens.
+
+    Bases list slow modes first, so that blocks far from a state leave the fast ones out.
+    """
+    alive = (rates * lag > FADED) & (modes < S)
+    return tl.max(tl.where(alive, modes + 1, 0), axis=0)
 
 
 @triton.jit
