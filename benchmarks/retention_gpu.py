@@ -7,9 +7,8 @@ measured, and `--resume` goes on from it, shape by shape, so that methods compar
 are timed in one run. `--with` names a folder that holds packages to compare with
 (flash-linear-attention, unpacked); without it they are looked for as installed, and the table says
 which are missing.
-`--quick` runs the two shapes that have targets and what they are compared with.
-`--every-configuration` lets the other packages' kernels try all their configurations, which takes
-many minutes to compile; otherwise those of 2 or 4 warps and 2 or 3 stages.
+`--quick` runs the two shapes that have targets and what they are compared with. The other packages'
+kernels choose among all their own configurations.
 
 Times are medians of CUDA-event timings, in milliseconds. VORT reads and writes with gates,
 normaliser "decayed", gradients to q, k, v, write and read; local attention has a window of 128,
@@ -168,6 +167,8 @@ QUICK = [
 FULL = QUICK + [name for name in METHODS if name not in QUICK]
 # Timed after everything else: it has the most configurations to compile.
 LATE = ("fla chunk_gla",)
+# Processes that compile an autotuned method's configurations.
+SHARES = 12
 # Seconds after which a row is given up; a method that compiles for longer would take the rest.
 PATIENCE = 60
 # Its backward refuses the Triton this is timed with (fla issue 640): only its forward is tried.
@@ -317,13 +318,12 @@ def decode(limits: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def tame_autotuning(every: bool, shard: int = 0, shards: int = 1) -> None:
+def shorten_autotuning(shard: int = 0, shards: int = 1) -> None:
     """Autotune with short timings, over every `shards`-th configuration only.
 
     What is compared with tries up to fifty configurations a kernel, compiled one by one, which
     would take many minutes. Processes that each compile a share of them fill the cache on disk;
-    the timing run then tries them all. Unless `every`, only those of 2 or 4 warps and 2 or 3
-    stages are kept.
+    the timing run then tries them all. To be called before the kernels are imported.
     """
     from triton import testing
     from triton.runtime.autotuner import Autotuner
@@ -332,9 +332,6 @@ def tame_autotuning(every: bool, shard: int = 0, shards: int = 1) -> None:
 
     def init(self: Any, fn: Any, names: Any, configs: Any, *args: Any, **kwargs: Any) -> None:
         configs = list(configs)
-        if not every:
-            few = [c for c in configs if c.num_warps in (2, 4) and c.num_stages in (2, 3)]
-            configs = few or configs[:2]
         original(self, fn, names, configs[shard::shards] or configs[:1], *args, **kwargs)
         self._do_bench = lambda call, quantiles: testing.do_bench(
             call, warmup=2, rep=8 if shards == 1 else 1, quantiles=quantiles
@@ -343,12 +340,12 @@ def tame_autotuning(every: bool, shard: int = 0, shards: int = 1) -> None:
     Autotuner.__init__ = init
 
 
-def warm(job: tuple[str, tuple[int, int, int], str | None, bool, int, int]) -> None:
+def warm(job: tuple[str, tuple[int, int, int], str | None, int, int]) -> None:
     """Compile one method's kernels in its own process; the cache on disk serves the timing run."""
-    name, (batch, length, size), folder, every, shard, shards = job
+    name, (batch, length, size), folder, shard, shards = job
     if folder:
         sys.path.insert(0, folder)
-    tame_autotuning(every, shard, shards)
+    shorten_autotuning(shard, shards)
     function, terms, leaves = METHODS[name]
     try:
         inputs, back = make(batch, length, size, terms)
@@ -360,32 +357,29 @@ def warm(job: tuple[str, tuple[int, int, int], str | None, bool, int, int]) -> N
         return  # the timing run meets it again and says why
 
 
-def warm_jobs(names: list[str], size: int, folder: str | None, every: bool) -> list[Any]:
+def warm_jobs(names: list[str], size: int, folder: str | None) -> list[Any]:
     """Jobs for `warm` at one head size: autotuned methods in shares, what compiles nothing none."""
     jobs = []
     for name in names:
         if name.startswith("fla"):
-            shards = 12 if every else 4 if name in FORWARD_ONLY else 8
             shape = (1, 8_192, size)
-            jobs += [(name, shape, folder, every, shard, shards) for shard in range(shards)]
+            jobs += [(name, shape, folder, shard, SHARES) for shard in range(SHARES)]
         elif name.startswith("vort"):
             # kernels know the number of segments, which few heads over many tokens change
-            jobs += [(name, (batch, 8_192, size), folder, every, 0, 1) for batch in (1, 4)]
+            jobs += [(name, (batch, 8_192, size), folder, 0, 1) for batch in (1, 4)]
         elif name == "local fused":
-            jobs.append((name, (1, 8_192, size), folder, every, 0, 1))
+            jobs.append((name, (1, 8_192, size), folder, 0, 1))
     return jobs
 
 
-def compile_all(
-    names: list[str], size: int, folder: str | None, every: bool, workers: int
-) -> float:
+def compile_all(names: list[str], size: int, folder: str | None, workers: int) -> float:
     """Fill the cache of compiled kernels for one head size; seconds it took."""
     begin = time.perf_counter()
     # a process for each job: what it patches must not reach the next
     with ProcessPoolExecutor(
         workers, mp_context=get_context("spawn"), max_tasks_per_child=1
     ) as pool:
-        list(pool.map(warm, warm_jobs(names, size, folder, every)))
+        list(pool.map(warm, warm_jobs(names, size, folder)))
     return time.perf_counter() - begin
 
 
@@ -419,20 +413,17 @@ def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}"
 
 
-def about(quick: bool, every: bool) -> dict[str, Any]:
+def about(quick: bool) -> dict[str, Any]:
     """Where the figures come from."""
     import triton
 
-    flags = (" --quick" if quick else "") + (" --every-configuration" if every else "")
     found = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": "python benchmarks/retention_gpu.py" + flags,
-        "autotuning": "of other packages' kernels: "
-        + ("every configuration" if every else "2 or 4 warps, 2 or 3 stages")
-        + ", 8 ms a trial",
+        "command": "python benchmarks/retention_gpu.py" + (" --quick" if quick else ""),
+        "autotuning": "of other packages' kernels: every configuration, 8 ms a trial",
     }
     try:
         import fla
@@ -471,7 +462,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     parser.add_argument("--with", dest="folder", help="folder of packages to compare with")
     parser.add_argument("--quick", action="store_true", help="only the shapes that have targets")
-    parser.add_argument("--every-configuration", dest="every", action="store_true")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS))
     parser.add_argument("--resume", action="store_true", help="keep the shapes that --out has")
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
@@ -480,11 +470,12 @@ def main() -> None:
         sys.exit("this benchmark needs a CUDA device")
     if arguments.folder:
         sys.path.insert(0, arguments.folder)
-    quick, every = arguments.quick, arguments.every
+    quick = arguments.quick
+    shorten_autotuning()
     names = arguments.methods or (QUICK if quick else FULL)
     cut = shapes(quick)
     early, late = ([n for n in names if (n in LATE) == is_late] for is_late in (False, True))
-    result = about(quick, every) | {"rows_wanted": len(cut) * len(names), "compile_s": {}}
+    result = about(quick) | {"rows_wanted": len(cut) * len(names), "compile_s": {}}
     rows: list[dict[str, Any]] = []
     if arguments.resume and arguments.out and arguments.out.exists():
         rows = finished_rows(json.loads(arguments.out.read_text()), result, (early, late))
@@ -502,11 +493,10 @@ def main() -> None:
             missing = [s for s in cut if s[2] == size and not done(rows, s, phase)]
             if not missing:
                 continue
-            seconds = compile_all(phase, size, arguments.folder, every, arguments.workers)
+            seconds = compile_all(phase, size, arguments.folder, arguments.workers)
             result["compile_s"][f"{size}{' late' if phase is late else ''}"] = seconds
             print(f"head size {size}: compiled in {seconds:.0f} s", flush=True)
             if not limits:
-                tame_autotuning(every)
                 result["ceilings"] = limits = ceilings()
                 result["decode"] = decode(limits)
                 print(json.dumps({k: v for k, v in result.items() if k != "rows"}), flush=True)
