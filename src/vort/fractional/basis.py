@@ -134,6 +134,10 @@ class PowerLawBasis:
         value = value if value.dtype == torch.float64 else value.to(torch.float32)
         return _weights(value, self._tensors(value.device, value.dtype)[1])
 
+    def polynomials_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """`polynomials` as a tensor `[S, degree + 1]` on a device, kept there for the next call."""
+        return self._tensors(device, dtype)[1]
+
     def kernel(self, order: Any, lags: Any) -> Tensor:
         """The approximate GL weight for broadcast `order` and `lags`, in the dtype of `weights`."""
         weights = self.weights(order)
@@ -192,10 +196,12 @@ class PowerLawBasis:
         """(rates, polynomials) on a device, kept for the next call."""
         key = (device, dtype)
         if key not in self._cache:
-            self._cache[key] = (
-                torch.from_numpy(self.rates).to(device, dtype),
-                torch.from_numpy(self.polynomials).to(device, dtype),
-            )
+            # training may follow, which cannot use what inference mode has made
+            with torch.inference_mode(False):
+                self._cache[key] = (
+                    torch.from_numpy(self.rates).to(device, dtype),
+                    torch.from_numpy(self.polynomials).to(device, dtype),
+                )
         return self._cache[key]
 
 

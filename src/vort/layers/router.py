@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vort.fractional import PowerLawBasis
 from vort.fractional.bounds import bank_orders
 from vort.layers.gates import Gates, widen
+from vort.ops.order_weights import order_weights
 from vort.ops.retention import paper_banks
 from vort.ops.retention.routing import nearest_bank
 
@@ -136,14 +137,13 @@ class Router(nn.Module):
             entity: `[B, T]`, 1 within a named entity; zeros if absent.
         """
         order = self.orders(hidden_states, entropy, entity)
+        gate, read = self.gates(hidden_states)
         if self.routing == "continuous":
-            write = self.basis.weights(order, validate=False)
+            write = order_weights(self.basis, order, gate)
         else:
             orders, table = self._bank_tables(order)
             write = nearest_bank(order, orders) @ table
-        gate, read = self.gates(hidden_states)
-        if gate is not None:
-            write = write * gate.unsqueeze(-1)
+            write = write if gate is None else write * gate.unsqueeze(-1)
         return Routing(write, self.log_decay(order.device), read, order)
 
     def orders(

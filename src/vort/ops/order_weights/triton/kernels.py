@@ -1,0 +1,104 @@
+# mypy: ignore-errors
+"""The closed forms of `PowerLawBasis` and their derivatives, a tile of orders times terms.
+
+Every weight is a prefactor, which depends on the order alone, times exp(exponent). The sine in the
+prefactors is a series of our own: the hardware's has an absolute error, which would be a large
+relative one near order 1, where the sine vanishes and sinc divides it by as little.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sinc_series(x):
+    """sin(πm)/(πm) at m² = x <= 1/4 to float32's last bits, and its derivative by x."""
+    y = 0.00014842879303107 * x - 0.002346081035455824
+    y = y * x + 0.0261478478176548
+    y = y * x - 0.19075182412208422
+    y = y * x + 0.8117424252833536
+    y = y * x - 1.6449340668482264
+    slope = 6 * 0.00014842879303107 * x - 5 * 0.002346081035455824
+    slope = slope * x + 4 * 0.0261478478176548
+    slope = slope * x - 3 * 0.19075182412208422
+    slope = slope * x + 2 * 0.8117424252833536
+    slope = slope * x - 1.6449340668482264
+    return y * x + 1.0, slope
+
+
+@triton.jit
+def prefactors(a):
+    """Those of the first, an inner and the last term at order a, then their derivatives by a."""
+    u = 1.0 - a
+    near = u <= 0.5
+    # sin(πu) = sin(πa), taken of the smaller: exactly 0 at order 1
+    m = tl.where(near, u, a)
+    series, slope = sinc_series(m * m)
+    inner = m * series
+    cosine = series + 2.0 * m * m * slope
+    d_inner = tl.where(near, -cosine, cosine)
+    far = tl.where(near, 1.0, u)  # sinc divides by u only where u is large
+    first = tl.where(near, series, inner / far)
+    d_first = tl.where(near, -2.0 * u * slope, (d_inner + first) / far)
+    last = inner / a
+    return first, inner, last, d_first, d_inner, (d_inner - last) / a
+
+
+@triton.jit
+def by_term(first, inner, last, col, S: tl.constexpr):
+    """``[BR, BS]`` of what the first, the inner and the last term have; one term is the first."""
+    rest = tl.where(col == S - 1, last[:, None], inner[:, None])
+    return tl.where(col == 0, first[:, None], rest)
+
+
+@triton.jit
+def exponents(polynomials, a, col, S: tl.constexpr, N: tl.constexpr):
+    """The exponents ``[BR, BS]`` of all terms, and their derivatives by a."""
+    x = a[:, None]
+    value = tl.zeros([a.shape[0], col.shape[1]], dtype=tl.float32)
+    slope = value
+    for i in tl.static_range(N):
+        slope = slope * x + value
+        value = value * x + tl.load(polynomials + col * N + (N - 1 - i), mask=col < S, other=0.0)
+    # the first term's exponent is (1 - a) p(a), so that it is 1 at order 1
+    slope = tl.where(col == 0, (1.0 - x) * slope - value, slope)
+    return tl.where(col == 0, (1.0 - x) * value, value), slope
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_kernel(
+    polynomials, order, gate, weights, rows,
+    S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """weights ``[rows, S]`` of BR orders; polynomials are ``[S, N]``."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    col = tl.arange(0, BS)[None, :]
+    a = tl.load(order + row, mask=row < rows, other=1.0)
+    first, inner, last, _, _, _ = prefactors(a)
+    exponent, _ = exponents(polynomials, a, col, S, N)
+    value = by_term(first, inner, last, col, S) * tl.exp(exponent)
+    if HAS_GATE:
+        value *= tl.load(gate + row, mask=row < rows, other=0.0)[:, None]
+    tl.store(weights + row[:, None] * S + col, value, mask=(row[:, None] < rows) & (col < S))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def backward_kernel(
+    polynomials, grad, order, gate, d_order, d_gate, rows,
+    S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Gradients ``[rows]`` to BR orders and gates."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    col = tl.arange(0, BS)[None, :]
+    mask = (row[:, None] < rows) & (col < S)
+    a = tl.load(order + row, mask=row < rows, other=1.0)
+    g = tl.load(grad + row[:, None] * S + col, mask=mask, other=0.0)
+    first, inner, last, d_first, d_inner, d_last = prefactors(a)
+    exponent, slope = exponents(polynomials, a, col, S, N)
+    before = by_term(first, inner, last, col, S)
+    g *= tl.exp(exponent)
+    da = tl.sum(g * (by_term(d_first, d_inner, d_last, col, S) + before * slope), axis=1)
+    if HAS_GATE:
+        tl.store(d_gate + row, tl.sum(g * before, axis=1), mask=row < rows)
+        da *= tl.load(gate + row, mask=row < rows, other=0.0)
+    tl.store(d_order + row, da, mask=row < rows)

@@ -1,0 +1,177 @@
+"""Shapes and options to check, and the relative error of the output and every gradient.
+
+The truth is `PowerLawBasis.weights` in float64 on the very orders the kernels get. Errors are
+`|x - truth| / |truth|`, of each term apart since terms differ in size; NaN never passes.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vort.fractional import PowerLawBasis
+from vort.ops.order_weights.triton import order_weights_fused
+
+ORDER_MIN = 0.05
+
+
+@dataclass(frozen=True)
+class OrderCase:
+    """One call of the op."""
+
+    shape: tuple[int, ...] = (2, 37, 3)
+    terms: int = 12
+    degree: int = 3
+    gate: bool = True
+    strided: bool = False
+
+    @property
+    def name(self) -> str:
+        """What differs from the default, for test ids."""
+        default = OrderCase()
+        parts = [
+            f"{field}={getattr(self, field)}"
+            for field in self.__dataclass_fields__
+            if getattr(self, field) != getattr(default, field)
+        ]
+        return ",".join(parts).replace(" ", "") or "default"
+
+
+@lru_cache(maxsize=16)
+def make_basis(terms: int, degree: int) -> PowerLawBasis:
+    """A basis of that many terms: a shipped one with polynomials of any degree, or like a fit."""
+    shipped = PowerLawBasis.fit(horizon=10000, terms=12)
+    generator = np.random.default_rng(terms)
+    polynomials = generator.normal(size=(terms, degree + 1))
+    if (terms, degree + 1) == shipped.polynomials.shape:
+        polynomials = shipped.polynomials
+    rates = np.linspace(0, 1, terms)
+    return PowerLawBasis(rates, polynomials, 10000, ORDER_MIN, shipped.certificate)
+
+
+def make_inputs(case: OrderCase, device: str, seed: int) -> dict[str, Tensor]:
+    """Fresh random orders, with the ends and what is close to them, gates and gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    order = ORDER_MIN + (1 - ORDER_MIN) * torch.rand(case.shape, generator=generator)
+    special = torch.tensor([1.0, ORDER_MIN, 0.5, 1 - 2**-24, 1 - 1e-5, 1 - 1e-3, 0.4999, 0.5001])
+    flat = order.view(-1)
+    count = min(len(special), flat.numel())
+    flat[:count] = special[:count]
+    tensors = {"order": order}
+    if case.gate:
+        tensors["gate"] = torch.rand(case.shape, generator=generator)
+    tensors["dweights"] = torch.randn(*case.shape, case.terms, generator=generator)
+    return {name: x.to(device) for name, x in tensors.items()}
+
+
+def outputs_and_gradients(
+    case: OrderCase, inputs: dict[str, Tensor], wide: bool
+) -> dict[str, Tensor]:
+    """Weights and every gradient, by name: of the definition in float64, or of the kernels."""
+    basis = make_basis(case.terms, case.degree)
+    leaves = {
+        name: (x.double() if wide else x).detach().clone().requires_grad_()
+        for name, x in inputs.items()
+        if name != "dweights"
+    }
+    order, gate = leaves["order"], leaves.get("gate")
+    if case.strided:
+        order = torch.stack([order, order], -1)[..., 1]
+    if wide:
+        weights = basis.weights(order, validate=False)
+        weights = weights if gate is None else weights * gate.unsqueeze(-1)
+    else:
+        polynomials = basis.polynomials_on(order.device, order.dtype)
+        weights = order_weights_fused(polynomials, order, gate)
+    grads = torch.autograd.grad(
+        weights, list(leaves.values()), inputs["dweights"].to(weights.dtype)
+    )
+    return {"weights": weights} | {f"d{name}": g for name, g in zip(leaves, grads, strict=True)}
+
+
+def relative_errors(
+    case: OrderCase, dtype: torch.dtype, device: str, seed: int
+) -> dict[str, float]:
+    """Error of the output and every gradient; a second run must give the same bits.
+
+    `dtype` must be float32: weights know no other on a GPU.
+    """
+    assert dtype == torch.float32
+    inputs = make_inputs(case, device, seed)
+    got = outputs_and_gradients(case, inputs, wide=False)
+    again = outputs_and_gradients(case, inputs, wide=False)
+    truth = outputs_and_gradients(case, inputs, wide=True)
+    errors = {}
+    for name, x in truth.items():
+        if not torch.equal(got[name], again[name]):
+            errors[f"{name} differs between two runs"] = float("nan")
+        if got[name].dtype != dtype or got[name].shape != x.shape:
+            errors[f"{name} is {got[name].dtype} {list(got[name].shape)}"] = float("nan")
+        axes = tuple(range(x.ndim - 1)) if name == "weights" else tuple(range(x.ndim))
+        if not x.numel():
+            errors[name] = 0.0
+        elif not axes:
+            errors[name] = _largest((got[name].double() - x).abs(), x.abs())
+        else:
+            wrong = torch.linalg.vector_norm(got[name].double() - x, dim=axes)
+            errors[name] = _largest(wrong, torch.linalg.vector_norm(x, dim=axes))
+    at_one = inputs["order"] == 1
+    if bool(at_one.any()) and bool((got["weights"][at_one][:, 1:] != 0).any()):
+        errors["terms beyond the first at order 1"] = float("nan")
+    return errors
+
+
+def _largest(wrong: Tensor, size: Tensor) -> float:
+    """The largest error where the truth is not 0, and infinity where it is 0 and is missed."""
+    return torch.where(wrong == 0, 0.0, wrong / size).max().item()
+
+
+def compiled_difference(device: str) -> float:
+    """Relative difference of gradients with and without `torch.compile(fullgraph=True)`."""
+    case = OrderCase()
+    inputs = make_inputs(case, device, 0)
+    basis = make_basis(case.terms, case.degree)
+
+    def loss(order: Tensor, gate: Tensor) -> Tensor:
+        polynomials = basis.polynomials_on(order.device, order.dtype)
+        weights = order_weights_fused(polynomials, order, gate)
+        return (weights * order_weights_fused(polynomials, gate, None)).sum()
+
+    results = []
+    for function in (torch.compile(loss, fullgraph=True, backend="aot_eager"), loss):
+        leaves = [inputs[name].clone().requires_grad_() for name in ("order", "gate")]
+        grads = torch.autograd.grad(function(*leaves), leaves)
+        results.append(torch.cat([g.flatten() for g in grads]))
+    return ((results[0] - results[1]).norm() / results[1].norm()).item()
+
+
+GPU_CASES = [
+    OrderCase(shape=(3, 5001, 2)),
+    OrderCase(gate=False),
+    OrderCase(degree=4, terms=16),
+    OrderCase(terms=1),
+    OrderCase(terms=2),
+    OrderCase(terms=3, gate=False),
+    OrderCase(terms=64, degree=4),
+    OrderCase(strided=True),
+    OrderCase(shape=(1,)),
+    OrderCase(shape=(0, 3)),
+]
+
+INTERPRETER_CASES = [
+    OrderCase(),
+    OrderCase(gate=False),
+    OrderCase(degree=4, terms=16),
+    OrderCase(shape=(1001,), terms=1),
+    OrderCase(terms=1, gate=False, degree=4),
+    OrderCase(terms=2),
+    OrderCase(terms=3, gate=False),
+    OrderCase(terms=64, degree=4, shape=(65,)),
+    OrderCase(terms=4, degree=0),
+    OrderCase(strided=True),
+    OrderCase(shape=()),
+    OrderCase(shape=(0, 3)),
+    OrderCase(shape=(0, 3), gate=False),
+]

@@ -1,0 +1,92 @@
+"""Check one claim about the kernels, with TRITON_INTERPRET=1: `... run_interpreter CLAIM`.
+
+A process of its own, because Triton decides whether to interpret when it is imported, for all
+kernels of the process.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from tests.ops.order_weights.cases import (
+    INTERPRETER_CASES,
+    OrderCase,
+    compiled_difference,
+    make_basis,
+    make_inputs,
+    relative_errors,
+)
+from vort.ops.order_weights.triton import order_weights_fused
+
+BOUND = 2e-6
+
+
+def equals_exact() -> None:
+    for seed, case in enumerate(INTERPRETER_CASES):
+        errors = relative_errors(case, torch.float32, "cpu", seed)
+        assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def every_number_is_as_exact_as_float32_allows() -> None:
+    """No order is worse than others: not where the sine vanishes, nor where sinc divides by 0."""
+    basis = make_basis(12, 3)
+    orders = torch.cat([torch.linspace(0.05, 1, 2001), 1 - torch.logspace(-7, -1, 500)])
+    leaves = [orders.clone().requires_grad_(), orders.double().requires_grad_()]
+    got = order_weights_fused(basis.polynomials_on(orders.device, orders.dtype), leaves[0], None)
+    truth = basis.weights(leaves[1], validate=False)
+    torch.testing.assert_close(got, truth.float(), rtol=1e-5, atol=0)
+    grad = torch.randn(12)
+    (slope,) = torch.autograd.grad(got @ grad, leaves[0], torch.ones_like(orders))
+    (wanted,) = torch.autograd.grad(truth @ grad.double(), leaves[1], torch.ones_like(leaves[1]))
+    torch.testing.assert_close(slope, wanted.float(), rtol=1e-5, atol=1e-5)
+
+
+def keeps_types_under_autocast() -> None:
+    plain = relative_errors(OrderCase(), torch.float32, "cpu", 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_errors(OrderCase(), torch.float32, "cpu", 0) == plain
+
+
+def trains_after_inference_mode() -> None:
+    basis = make_basis(5, 3)
+    order = torch.rand(3, requires_grad=True)
+    with torch.inference_mode():
+        polynomials = basis.polynomials_on(order.device, order.dtype)
+        order_weights_fused(polynomials, order, None)
+    order_weights_fused(
+        basis.polynomials_on(order.device, order.dtype), order, None
+    ).sum().backward()
+
+
+def compiles_into_one_graph() -> None:
+    assert compiled_difference("cpu") <= BOUND
+
+
+def obeys_torch_library() -> None:
+    from vort.ops.order_weights.triton.op import order_weights_op
+
+    inputs = make_inputs(OrderCase(shape=(2, 5)), "cpu", 0)
+    order, gate = (inputs[name].requires_grad_() for name in ("order", "gate"))
+    polynomials = make_basis(12, 3).polynomials_on(order.device, order.dtype)
+    torch.library.opcheck(order_weights_op, (polynomials, order, gate))
+    torch.library.opcheck(order_weights_op, (polynomials, order, None))
+
+
+CLAIMS: dict[str, Callable[[], None]] = {
+    claim.__name__: claim
+    for claim in (
+        equals_exact,
+        every_number_is_as_exact_as_float32_allows,
+        keeps_types_under_autocast,
+        trains_after_inference_mode,
+        compiles_into_one_graph,
+        obeys_torch_library,
+    )
+}
+
+if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
+    CLAIMS[sys.argv[1]]()

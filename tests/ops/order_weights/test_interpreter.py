@@ -1,0 +1,55 @@
+"""The GPU kernels, run by Triton's interpreter on the CPU, against the basis in float64."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vort.fractional import PowerLawBasis
+from vort.ops.order_weights import order_weights
+
+ROOT = Path(__file__).resolve().parents[3]
+CLAIMS = [
+    "equals_exact",
+    "every_number_is_as_exact_as_float32_allows",
+    "keeps_types_under_autocast",
+    "trains_after_inference_mode",
+    "compiles_into_one_graph",
+    "obeys_torch_library",
+]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_fused_order_weights_in_the_interpreter(claim: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.ops.order_weights.run_interpreter", claim],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+
+
+def test_order_weights_on_a_cpu_do_not_import_the_kernels() -> None:
+    code = (
+        "import sys, torch; from vort.layers.router import Router; "
+        "Router(16, 2, horizon=1000)(torch.ones(1, 3, 16)); "
+        "sys.exit('vort.ops.order_weights.triton' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_order_weights_on_a_cpu_are_those_of_the_basis_to_the_bit(dtype: torch.dtype) -> None:
+    basis = PowerLawBasis.fit(horizon=1000, terms=8)
+    order = 0.05 + 0.95 * torch.rand(3, 5, dtype=dtype)
+    gate = torch.rand(3, 5, dtype=dtype)
+    assert torch.equal(order_weights(basis, order), basis.weights(order))
+    assert torch.equal(order_weights(basis, order, gate), basis.weights(order) * gate[..., None])
