@@ -1,4 +1,4 @@
-"""GPU checks of retention and local attention where there is no pytest: `python .../check_gpu.py`.
+"""GPU checks of the ops where there is no pytest: `python .../check_gpu.py`.
 
 Cases run in several processes because compiling, not computing, takes the time. Prints one line a
 case as it ends and exits 1 if any error is above its bound (1e-2 for bfloat16, 1e-4 for float32).
@@ -24,6 +24,7 @@ for folder in (ROOT, ROOT / "src"):
 
 import torch  # noqa: E402
 
+from tests.ops.feature_maps_triton import cases as maps  # noqa: E402
 from tests.ops.local_attention_triton import cases as local  # noqa: E402
 from tests.ops.retention_triton.cases import (  # noqa: E402
     GPU_CASES,
@@ -34,6 +35,11 @@ from tests.ops.retention_triton.cases import (  # noqa: E402
 from tests.ops.retention_triton.steps import STEP_CASES, step_errors  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
+COMPILED = {
+    "torch.compile retention": compiled_difference,
+    "torch.compile local attention": local.compiled_difference,
+    "torch.compile feature maps": maps.compiled_difference,
+}
 
 
 Job = tuple[str, Any, torch.dtype, int]
@@ -50,8 +56,9 @@ def errors_of(job: Job) -> dict[str, float]:
         return local.relative_errors(case, dtype, "cuda", seed)
     if kind == "local attention is causal to the bit":
         return {"numbers of the past that change": local.changed_past("cuda", dtype)}
-    compiled = local.compiled_difference if "local" in kind else compiled_difference
-    return {"gradient": compiled("cuda")}
+    if kind in ("hedgehog", "favor"):
+        return maps.relative_errors(case, dtype, "cuda", seed)
+    return {"gradient": COMPILED[kind]("cuda")}
 
 
 def check(job: Job) -> dict[str, object]:
@@ -83,14 +90,12 @@ def check(job: Job) -> dict[str, object]:
 def all_jobs(seed: int) -> list[Job]:
     """Every check, those that take longest first."""
     float32, bfloat16 = torch.float32, torch.bfloat16
-    jobs: list[Job] = [
-        ("torch.compile retention", None, float32, seed),
-        ("torch.compile local attention", None, float32, seed),
-    ]
+    jobs: list[Job] = [(kind, None, float32, seed) for kind in COMPILED]
     for dtype in (float32, bfloat16):  # float32 takes longer to compile
         jobs += [("local attention", case, dtype, seed) for case in local.GPU_CASES]
         jobs.append(("local attention is causal to the bit", None, dtype, seed))
         jobs += [("retention", case, dtype, seed + i) for i, case in enumerate(GPU_CASES)]
+        jobs += [(case.kind, case, dtype, seed) for case in maps.GPU_CASES]
     return jobs + [("step", case, float32, seed) for case in STEP_CASES]
 
 
@@ -136,7 +141,11 @@ def main() -> None:
         and arguments.dtype in (None, str(job[2]).split(".")[-1])
     ]
     if arguments.small:
-        kinds = [("retention", small(GPU_CASES[2])), ("local attention", local.GPU_CASES[0])]
+        kinds = [
+            ("retention", small(GPU_CASES[2])),
+            ("local attention", local.GPU_CASES[0]),
+            *((case.kind, case) for case in (maps.MapCase(), maps.MapCase("favor", shift=True))),
+        ]
         jobs = [(*kind, dtype, arguments.seed) for kind in kinds for dtype in BOUNDS]
     # a memory checker watches one process
     found = map(check, jobs) if arguments.small else records_of(jobs, arguments.workers)

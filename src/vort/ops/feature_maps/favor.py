@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from .base import FeatureMap, without_autocast, working_dtype
+from .kernels import kernels_fit
 
 # A third of float32's exponent range: two features and a sum over many positions fit in it.
 CEILING = 29.0
@@ -85,6 +86,9 @@ def favor_features(
 
     Shapes: x `[..., d]`, projection `[m, d]`; the result is `[..., m]`.
 
+    Computed in float32 (float64 for float64 inputs) and returned in the type of x. On a GPU fused
+    kernels do it; where x is bfloat16 they take the projection to 16 bits, in float32 sums.
+
     Args:
         x: queries or keys.
         projection: from `draw_projection`.
@@ -100,6 +104,14 @@ def favor_features(
         True
     """
     features, d = projection.shape
+    ceiling = min(CEILING, math.log(torch.finfo(x.dtype).max) / 3)
+    # the kernels give the projection no gradient
+    if not projection.requires_grad and kernels_fit(x, projection, d, features):
+        from .triton import favor_fused
+
+        return favor_fused(
+            x, projection, max_norm=max_norm, shift=shift_by_position, ceiling=ceiling
+        )
     dtype = working_dtype(x)
     with without_autocast(x):
         scaled = x.to(dtype) * d**-0.25
@@ -109,7 +121,6 @@ def favor_features(
         exponent = scaled @ projection.to(dtype).mT - scaled.square().sum(-1, keepdim=True) / 2
         if shift_by_position:
             exponent = exponent - exponent.amax(-1, keepdim=True)
-        ceiling = min(CEILING, math.log(torch.finfo(x.dtype).max) / 3)
         result: Tensor = exponent.clamp(max=ceiling).exp() / math.sqrt(features)
     return result.to(x.dtype)
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import FeatureMap, without_autocast, working_dtype
+from .kernels import kernels_fit
 
 
 def hedgehog_features(x: Tensor, weight: Tensor) -> Tensor:
@@ -12,10 +13,17 @@ def hedgehog_features(x: Tensor, weight: Tensor) -> Tensor:
     Shapes: x `[..., d]` with weight `[d, m]`, or x `[..., H, d]` with weight `[H, d, m]`; the
     result is `[..., 2 m]`.
 
+    Computed in float32 (float64 for float64 inputs) and returned in the type of x. On a GPU fused
+    kernels do it; where x is bfloat16 they take the weight to 16 bits, in float32 sums.
+
     Example:
         >>> hedgehog_features(torch.zeros(3, 4), torch.eye(4)).shape
         torch.Size([3, 8])
     """
+    if _fused(x, weight):
+        from .triton import hedgehog_fused
+
+        return hedgehog_fused(x, weight)
     dtype = working_dtype(x)
     with without_autocast(x):
         wide, weight = x.to(dtype), weight.to(dtype)
@@ -25,6 +33,13 @@ def hedgehog_features(x: Tensor, weight: Tensor) -> Tensor:
             logits = torch.einsum("...hd,hdm->...hm", wide, weight)
         features = torch.cat([logits.softmax(-1), (-logits).softmax(-1)], dim=-1)
     return features.to(x.dtype)
+
+
+def _fused(x: Tensor, weight: Tensor) -> bool:
+    """Whether kernels can do it: on a GPU, with a head of x for each head of the weight."""
+    heads = weight.shape[:-2]
+    known = len(heads) == 0 or (len(heads) == 1 and x.shape[-2:-1] == heads)
+    return known and kernels_fit(x, weight, *weight.shape[-2:])
 
 
 class HedgehogFeatures(FeatureMap):

@@ -1,0 +1,5 @@
+"""Feature maps on a GPU: fused Triton kernels. Import this package only where it is used."""
+
+from .op import favor_fused, hedgehog_fused
+
+__all__ = ["favor_fused", "hedgehog_fused"]

@@ -1,0 +1,82 @@
+"""Check one claim about the kernels, with TRITON_INTERPRET=1: `... run_interpreter CLAIM`.
+
+A process of its own, because Triton decides whether to interpret when it is imported, for all
+kernels of the process.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from tests.ops.feature_maps_triton.cases import (
+    HIGH,
+    HIGH_AND_LONG,
+    INTERPRETER_CASES,
+    LONG,
+    LONG_QUERIES,
+    MapCase,
+    bounds_reached,
+    compiled_difference,
+    make_inputs,
+    relative_errors,
+)
+
+# FAVOR+ raises e to sums as large as 80, of which float32 rounds off a few millionths
+BOUNDS = {"hedgehog": 2e-6, "favor": 1e-5}
+
+
+def equals_exact() -> None:
+    for seed, case in enumerate(INTERPRETER_CASES):
+        errors = relative_errors(case, torch.float32, "cpu", seed)
+        assert all(e <= BOUNDS[case.kind] for e in errors.values()), (case.kind, case.name, errors)
+
+
+def adds_up_the_blocks_of_a_program() -> None:
+    from vort.ops.feature_maps.triton import launch
+
+    launch.PROGRAMS = 6  # so few that a program walks over several blocks
+    for case in (MapCase(leading=(300,)), MapCase(leading=(333,), dim=80, shared=True, heads=1)):
+        errors = relative_errors(case, torch.float32, "cpu", 0)
+        assert all(e <= BOUNDS["hedgehog"] for e in errors.values()), (case.name, errors)
+
+
+def cases_reach_the_bounds() -> None:
+    for case in (LONG, LONG_QUERIES, HIGH_AND_LONG):
+        assert bounds_reached(case, INTERPRETER_CASES.index(case))[0] > 0.2, case.name
+    assert bounds_reached(HIGH, INTERPRETER_CASES.index(HIGH))[1] > 0.005
+
+
+def compiles_into_one_graph() -> None:
+    assert compiled_difference("cpu") <= BOUNDS["hedgehog"]
+
+
+def obeys_torch_library() -> None:
+    from vort.ops.feature_maps.triton.op import favor_op, hedgehog_op
+
+    for shared in (True, False):
+        inputs = make_inputs(MapCase(leading=(20,), shared=shared), torch.float32, "cpu", 0)
+        x, weight = (inputs[name].requires_grad_() for name in ("x", "matrix"))
+        torch.library.opcheck(hedgehog_op, (x, weight))
+    inputs = make_inputs(MapCase("favor", leading=(20,)), torch.float32, "cpu", 0)
+    for max_norm, shift in ((6.0, False), (None, True)):
+        arguments = (inputs["x"].requires_grad_(), inputs["matrix"], max_norm, shift, 29.0)
+        torch.library.opcheck(favor_op, arguments)
+
+
+CLAIMS: dict[str, Callable[[], None]] = {
+    claim.__name__: claim
+    for claim in (
+        equals_exact,
+        adds_up_the_blocks_of_a_program,
+        cases_reach_the_bounds,
+        compiles_into_one_graph,
+        obeys_torch_library,
+    )
+}
+
+if __name__ == "__main__":
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
+    CLAIMS[sys.argv[1]]()
