@@ -26,6 +26,7 @@ import torch  # noqa: E402
 
 from tests.ops.feature_maps_triton import cases as maps  # noqa: E402
 from tests.ops.local_attention_triton import cases as local  # noqa: E402
+from tests.ops.order_weights import cases as orders  # noqa: E402
 from tests.ops.retention_triton.cases import (  # noqa: E402
     GPU_CASES,
     compiled_difference,
@@ -33,12 +34,15 @@ from tests.ops.retention_triton.cases import (  # noqa: E402
     small,
 )
 from tests.ops.retention_triton.steps import STEP_CASES, step_errors  # noqa: E402
+from tests.ops.rms_norm import cases as norms  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 COMPILED = {
     "torch.compile retention": compiled_difference,
     "torch.compile local attention": local.compiled_difference,
     "torch.compile feature maps": maps.compiled_difference,
+    "torch.compile rms_norm": norms.compiled_difference,
+    "torch.compile order_weights": orders.compiled_difference,
 }
 
 
@@ -58,6 +62,10 @@ def errors_of(job: Job) -> dict[str, float]:
         return {"numbers of the past that change": local.changed_past("cuda", dtype)}
     if kind in ("hedgehog", "favor"):
         return maps.relative_errors(case, dtype, "cuda", seed)
+    if kind == "rms_norm":
+        return norms.relative_errors(case, dtype, "cuda", seed)
+    if kind == "order_weights":
+        return orders.relative_errors(case, dtype, "cuda", seed)
     return {"gradient": COMPILED[kind]("cuda")}
 
 
@@ -96,6 +104,9 @@ def all_jobs(seed: int) -> list[Job]:
         jobs.append(("local attention is causal to the bit", None, dtype, seed))
         jobs += [("retention", case, dtype, seed + i) for i, case in enumerate(GPU_CASES)]
         jobs += [(case.kind, case, dtype, seed) for case in maps.GPU_CASES]
+        jobs += [("rms_norm", case, dtype, seed) for case in norms.GPU_CASES]
+    # float32 alone: weights of orders know no other type
+    jobs += [("order_weights", case, float32, seed) for case in orders.GPU_CASES]
     return jobs + [("step", case, float32, seed) for case in STEP_CASES]
 
 
