@@ -19,9 +19,6 @@ from vort.ops.gpu.rows import load_column, load_rows, store_rows
 from .tiles import (
     causal,
     diagonal_factors,
-    fold_groups,
-    fold_sums,
-    living,
     load_modes,
     load_normalizer,
     load_rates,
@@ -54,7 +51,7 @@ def normalizer_kernel(
 def query_kernel(
     q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, drate, table,
     T, SPANS, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
@@ -89,7 +86,7 @@ def query_kernel(
     dr = tl.zeros([BT, SP], dtype=tl.float32)
     drates = tl.zeros([SP], dtype=tl.float32)
 
-    for s in range(living(rates, modes, block * BT + 1, S)):
+    for s in range(S):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
         if NORM > 0:
             f *= invt
@@ -187,8 +184,8 @@ def query_kernel(
     if NORM == 1:
         da += shiftt[:, None]
     NC: tl.constexpr = BT // GB
-    wide = tl.arange(0, NC * SD) % SD
-    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SD)
+    wide = tl.arange(0, NC * SP) % SP
+    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SP)
     dcol = (dcol * load_modes(write, t0, n, h, H, wide, S, BT)).to(dtype)
     rowr = drow
     if HAS_READ:
@@ -203,11 +200,11 @@ def query_kernel(
     if MODES:
         dw = tl.where(mask, da * tl.dot(qt, tl.trans(kt), input_precision=PREC), 0.0)
         x = tl.dot(dw.to(dtype), dcol, input_precision=PREC)
-        dr += fold_groups(drow * x, BT, NC, SD, SP)
+        dr += tl.sum(tl.reshape(drow * x, [BT, NC, SP]), axis=1)
         if DECAY_GRAD:
             # with the rounded factors of key_kernel, so that the two parts of lag 0 cancel
-            lagged = tl.sum(rowr.to(tl.float32) * x * behind, axis=0)
-            drates += fold_sums(lagged, NC, SD, SP)
+            lagged = tl.sum(tl.reshape(rowr.to(tl.float32) * x * behind, [BT, NC, SP]), axis=1)
+            drates += tl.sum(lagged, axis=0)
             where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + modes
             tl.store(drate + where, drates)
 
@@ -220,7 +217,7 @@ def query_kernel(
 def key_kernel(
     q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, drate, table,
     T, SPANS, rate_h,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
@@ -259,7 +256,7 @@ def key_kernel(
     if KEYS and NV == 1:
         vt = load_rows(v, c0, n, h, H, 0, V, BT, BV)
 
-    for s in range(living(rates, modes, n - tl.minimum(n, BT), S)):
+    for s in range(S):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * until)
         w = load_column(write, c0, n, h, H, s, S, BT)
         if KEYS:
@@ -295,8 +292,8 @@ def key_kernel(
 
     # the diagonal block
     qt = load_rows(q, c0, n, h, H, 0, K, BT, BK)
-    wide = tl.arange(0, NC * SD) % SD
-    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SD)
+    wide = tl.arange(0, NC * SP) % SP
+    drow, dcol, behind = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SP)
     if HAS_READ:
         drow *= load_modes(read, c0, n, h, H, wide, S, BT)
     drow = drow.to(dtype)
@@ -335,10 +332,10 @@ def key_kernel(
             dp += tl.where(mask, shiftt[None, :], 0.0)
         dkt = tl.dot(dp.to(dtype), qt, dkt, input_precision=PREC)
         x = tl.dot((p * da).to(dtype), drow, input_precision=PREC)
-        dw += fold_groups(dcol * x, BT, NC, SD, SP)
+        dw += tl.sum(tl.reshape(dcol * x, [BT, NC, SP]), axis=1)
         if DECAY_GRAD:
-            lagged = tl.sum(colr.to(tl.float32) * x * -behind, axis=0)
-            drates += fold_sums(lagged, NC, SD, SP)
+            lagged = tl.sum(tl.reshape(colr.to(tl.float32) * x * -behind, [BT, NC, SP]), axis=1)
+            drates += tl.sum(lagged, axis=0)
 
     # later blocks of the span
     for i in range(block + 1, tl.cdiv(n, BT) + block):

@@ -10,7 +10,6 @@ from vort.ops.gpu.rows import load_column, load_rows, store_rows
 from .tiles import (
     causal,
     diagonal_factors,
-    living,
     load_modes,
     load_normalizer,
     load_rates,
@@ -48,9 +47,8 @@ def output_kernel(
     dtype = qt.dtype
     acc = tl.zeros([BT, BV], dtype=tl.float32)
     since = (at + block * BT + 1).to(tl.float32)
-    rates = load_rates(log_decay, h, rate_h, modes, S)
 
-    for s in range(living(rates, modes, block * BT + 1, S)):
+    for s in range(S):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
         if HAS_READ:
             f *= load_column(read, t0, n, h, H, s, S, BT)
@@ -58,6 +56,7 @@ def output_kernel(
         # scaled after the product: q stays put as an operand, and is not rounded S times
         acc += f[:, None] * tl.dot(qt, g, input_precision=PREC)
 
+    rates = load_rates(log_decay, h, rate_h, modes, S)
     row = tl.exp2(rates[None, :] * at[:, None].to(tl.float32))
     if HAS_READ:
         row *= load_modes(read, t0, n, h, H, modes, S, BT)

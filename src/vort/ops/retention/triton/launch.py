@@ -119,7 +119,6 @@ class Problem:
         tiling = self.tiling
         return self.common() | {
             "SP": tiling.modes,
-            "SD": tiling.diagonal_modes,
             "BK": tiling.keys,
             "BT": tiling.rows,
             "GB": tiling.group,
@@ -265,7 +264,8 @@ def run_forward(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
-        BV=columns, HAS_READ=read is not None, shape=tiling.output, **p.block(),
+        BV=columns, SD=tiling.diagonal_modes, HAS_READ=read is not None,
+        shape=tiling.output, **p.block(),
     )  # fmt: skip
     kept = (states.G, states.b) if p.keeps_states else states.carry
     return o, den, states.G_last, states.b_last, kept

@@ -11,11 +11,9 @@ kept at span starts alone, and inside a span the op is a masked matrix, worked o
 import triton
 import triton.language as tl
 
-# Far beyond where exp2 is zero; it stands for "masked out" before exp2, so that no infinity is ever
-# multiplied by zero.
+# Below this exponent exp2 is zero in float32; it also stands for "masked out" before exp2, so that
+# no infinity is ever multiplied by zero.
 DEAD = tl.constexpr(-1.0e4)
-# From here on exp2 is zero in float32.
-FADED = tl.constexpr(-150.0)
 LOG2E = tl.constexpr(1.4426950408889634)
 # A factor of a diagonal block reaches at most 2**REACH: its square overflows only where masked.
 REACH = tl.constexpr(115.0)
@@ -49,16 +47,6 @@ def load_rates(log_decay, h, rate_h, s, S: tl.constexpr):
     """Decays per token in base 2, ``[len(s)]``; finite even for ``log_decay = -inf``."""
     rate = tl.load(log_decay + h * rate_h + s, mask=s < S, other=0.0).to(tl.float32)
     return tl.maximum(rate * LOG2E, DEAD)
-
-
-@triton.jit
-def living(rates, modes, lag, S: tl.constexpr):
-    """Modes up to the last one that is not zero in float32 after ``lag`` tokens.
-
-    Bases list slow modes first, so that blocks far from a state leave the fast ones out.
-    """
-    alive = (rates * lag > FADED) & (modes < S)
-    return tl.max(tl.where(alive, modes + 1, 0), axis=0)
 
 
 @triton.jit
@@ -99,31 +87,6 @@ def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SD: tl.constexpr
     row = tl.exp2(tl.where(at[:, None] >= (group * GB)[None, :], slow[None, :] * behind, DEAD))
     col = tl.exp2(tl.where((at // GB)[:, None] == group[None, :], -slow[None, :] * behind, DEAD))
     return row, col, behind
-
-
-@triton.jit
-def fold_groups(x, BT: tl.constexpr, NC: tl.constexpr, SD: tl.constexpr, SP: tl.constexpr):
-    """Sum a ``[BT, NC SD]`` tile of (group, mode) pairs over its groups; modes padded to SP."""
-    x = tl.sum(tl.reshape(x, [BT, NC, SD]), axis=1)
-    if SD < SP:
-        x = _widen(x, BT, SD)
-    if 2 * SD < SP:
-        x = _widen(x, BT, 2 * SD)
-    tl.static_assert(4 * SD >= SP)
-    return x
-
-
-@triton.jit
-def _widen(x, BT: tl.constexpr, SD: tl.constexpr):
-    """As many columns of zeros after those of ``x``."""
-    return tl.reshape(tl.permute(tl.join(x, tl.zeros_like(x)), (0, 2, 1)), [BT, 2 * SD])
-
-
-@triton.jit
-def fold_sums(x, NC: tl.constexpr, SD: tl.constexpr, SP: tl.constexpr):
-    """The same for a vector of (group, mode) pairs."""
-    pairs = tl.arange(0, NC * SD) % SD
-    return tl.sum(tl.where(pairs[:, None] == tl.arange(0, SP)[None, :], x[:, None], 0.0), axis=0)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ class Tiling:
 
     span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
     a reference point in a diagonal block. modes, diagonal_modes: S padded for products over modes,
-    and over (group, mode) pairs. keys: K padded. state_rows, state_keys,
+    and over (group, mode) pairs in the outputs. keys: K padded. state_rows, state_keys,
     state_modes: what the walk over states takes at once. The rest are the kernels' launches.
     """
 
@@ -55,8 +55,7 @@ def choose_tiling(
             rows=rows,
             group=8,
             modes=modes,
-            # a product is at least 16 deep: groups times modes
-            diagonal_modes=power_of_two(terms, 16 * 8 // rows),
+            diagonal_modes=modes,
             keys=keys,
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
