@@ -41,7 +41,6 @@ def layer_of(kind: str) -> VortAttention:
             normalizer="undecayed",
             features="hedgehog",
             output_gate=True,
-            memory_gate=True,
             num_key_value_heads=1,
             use_entropy=True,
             use_entity=True,

@@ -62,7 +62,7 @@ def test_the_paper_configuration_is_the_paper() -> None:
     assert config.use_entropy
     assert config.use_entity
     additions = (config.read_weights, config.write_gate, config.output_gate, config.output_norm)
-    assert not any((*additions, config.qk_norm, config.memory_gate, config.conv_size))
+    assert not any((*additions, config.qk_norm, config.conv_size))
     assert VortConfig.paper(num_banks=8).num_banks == 8
     layer = model_of("paper").model.layers[0].self_attn
     assert layer.memory.terms == (3 - 1) * 5 + 1

@@ -42,10 +42,6 @@ class VortAttention(nn.Module):
         conv_size: positions of the short convolution after the projections; 0: none.
         qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
             step on, where products of small vectors are all alike, and cannot run away later.
-        memory_gate: let each head weigh its memory against its local part by a gate in (0, 1) made
-            from the hidden states. A query that asks for nothing cannot decline otherwise: what a
-            normaliser leaves is an average of the past. Without a local part nothing is weighed,
-            and there is no gate.
         output_norm: RMS norm of each head before the output projection.
         output_gate: multiply heads by silu of a further projection of the hidden states.
         bias: biases in the projections.
@@ -78,7 +74,6 @@ class VortAttention(nn.Module):
         rope_base: float | None = 10000.0,
         conv_size: int = 4,
         qk_norm: bool = True,
-        memory_gate: bool = False,
         output_norm: bool = True,
         output_gate: bool = False,
         bias: bool = False,
@@ -110,7 +105,6 @@ class VortAttention(nn.Module):
         self.convolution = ShortConvolution(channels, conv_size) if conv_size else None
         self.q_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.memory_gate = nn.Linear(hidden_size, num_heads) if memory_gate and window else None
         self.norm = RMSNorm(head_dim, eps=norm_eps) if output_norm else None
         gate_size = num_heads * head_dim
         self.g_proj = nn.Linear(hidden_size, gate_size, bias=bias) if output_gate else None
@@ -172,7 +166,6 @@ class VortAttention(nn.Module):
             "read_weights": False,
             "conv_size": 0,
             "qk_norm": False,
-            "memory_gate": False,
             "output_norm": False,
             "output_gate": False,
         }
@@ -261,11 +254,7 @@ class VortAttention(nn.Module):
         found: MemoryOutput = self.memory(inputs, memory_state, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        mixed = found.output
-        if self.memory_gate is not None:
-            mixed = mixed * torch.sigmoid(self.memory_gate(x)).unsqueeze(-1)
-        if local is not None:
-            mixed = mixed + local
+        mixed = found.output if local is None else found.output + local
         if self.norm is not None:
             mixed = self.norm(mixed)
         mixed = mixed.flatten(2)

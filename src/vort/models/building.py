@@ -20,7 +20,6 @@ def attention_of(config: VortConfig, layer_idx: int = 0) -> VortAttention:
         rope_base=config.rope_theta,
         conv_size=config.conv_size,
         qk_norm=config.qk_norm,
-        memory_gate=config.memory_gate,
         output_norm=config.output_norm,
         output_gate=config.output_gate,
         bias=config.attention_bias,

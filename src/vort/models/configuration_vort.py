@@ -74,7 +74,6 @@ class VortConfig(PreTrainedConfig):
         read_weights: queries weigh the time scales.
         conv_size: positions of the short convolution on q, k, v; 0: none.
         qk_norm: RMS norm of each head's queries and keys.
-        memory_gate: each head weighs its memory against its local attention.
         output_norm: RMS norm of each head before the output projection.
         output_gate: a gate on each head's output.
         mixture_components: rates of memory="mixture".
@@ -127,7 +126,6 @@ class VortConfig(PreTrainedConfig):
     read_weights: bool = True
     conv_size: int = 4
     qk_norm: bool = True
-    memory_gate: bool = False
     output_norm: bool = True
     output_gate: bool = False
     mixture_components: int = 5
@@ -187,7 +185,6 @@ class VortConfig(PreTrainedConfig):
             "read_weights": False,
             "conv_size": 0,
             "qk_norm": False,
-            "memory_gate": False,
             "output_norm": False,
             "output_gate": False,
         }
