@@ -37,9 +37,12 @@ def build_model(cell: Cell, task: Any) -> Any:
     import torch
     from torch import nn
 
+    from vort.experiments.fla_kernels import import_with_few_configurations
     from vort.models import VortConfig, VortForCausalLM
     from vort.tasks import embed_parts
 
+    if cell.config.get("memory") == "gla":
+        import_with_few_configurations()
     settings = {"vocab_size": task.vocab_size, **dict.fromkeys(_SPECIAL), **cell.config}
     torch.manual_seed(cell.seed)
     model: Any = VortForCausalLM(VortConfig(**settings))
