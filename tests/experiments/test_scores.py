@@ -64,3 +64,11 @@ def test_the_sheet_shows_paper_ours_and_verdict() -> None:
     row = sheet.rows[0]
     assert row[-2:] == ["50", "exceeded"]
     assert row[2] == "70.1 ± 0.2"
+
+
+def test_a_sheet_of_unequal_trainings_says_how_long_each_was() -> None:
+    short, long = ({**record(m, 0, 0.7), "steps": n} for m, n in (("vort", 5), ("mixture", 5000)))
+    sheet = score_sheet("title", [short, long], ["a", "b"], ACCURACY)
+    place = list(sheet.headings).index("steps")
+    assert [row[place] for row in sheet.rows] == ["5", "5,000"]
+    assert "steps" not in score_sheet("title", [short], ["a", "b"], ACCURACY).headings

@@ -108,6 +108,16 @@ def test_our_own_claim_needs_a_lead_over_every_rival(
     assert summary.to_dict("vort")["sheets"][0]["rows"]
 
 
+def test_nothing_is_claimed_of_a_rival_that_was_trained_for_less() -> None:
+    cells = EXPERIMENTS["pilot"].cells("laptop", None)
+    records = [fake(cell, 0.5) for cell in cells if cell.model in ("vort", "mixture")]
+    for record in records:
+        record["steps"] = 3 if record["cell"]["model"] == "mixture" else 30
+    summary = EXPERIMENTS["pilot"].summarise(records, "laptop")
+    assert not summary.verdicts
+    assert len(summary.sheets[0].rows) == 2
+
+
 def test_orders_are_summarised_from_the_other_tables(tmp_path: Path) -> None:
     cells = EXPERIMENTS["pilot"].cells("laptop", None)
     records = [fake(cell, 0.5) for cell in cells if cell.model == "vort"]

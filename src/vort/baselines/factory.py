@@ -49,6 +49,7 @@ class MemorySettings:
     terms: int = 8
     banks: int = 10
     order_min: float = 0.05
+    order_start: float | None = None
     use_entropy: bool = False
     use_entity: bool = False
     write_gate: bool = True
@@ -132,6 +133,7 @@ def _vort(s: MemorySettings) -> VortMemory:
         terms=s.terms,
         banks=s.banks,
         order_min=s.order_min,
+        order_start=s.order_start,
         use_entropy=s.use_entropy,
         use_entity=s.use_entity,
         write_gate=s.write_gate,

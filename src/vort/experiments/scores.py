@@ -179,9 +179,11 @@ def score_sheet(
 ) -> Sheet:
     """One row a model: state, every bucket, the paper's figure for the last one, the verdict on it.
 
-    Models of a table have equally many parameters; the notes say how many.
+    Models of a table have equally many parameters; the notes say how many. Where some were trained
+    for longer than others, a column says how long.
     """
     digits = 1 if table.score == "accuracy" else 3
+    lengths = {record.get("steps") for record in records}
     rows = []
     for model, members in group_by_model(records).items():
         cells = [over_seeds(members, bucket, table.score, table.factor) for bucket in buckets]
@@ -192,10 +194,12 @@ def score_sheet(
         rows.append(
             [
                 label(model),
+                *([f"{first['steps']:,}"] if len(lengths) > 1 else []),
                 f"{first['state_numbers']:,}",
                 *(show(cell, digits) for cell in cells),
                 "" if paper is None else f"{paper[-1]:g}",
                 judged,
             ]
         )
-    return Sheet(title, ["model", "state", *buckets, "paper", "verdict"], rows)
+    steps = ["steps"] if len(lengths) > 1 else []
+    return Sheet(title, ["model", *steps, "state", *buckets, "paper", "verdict"], rows)

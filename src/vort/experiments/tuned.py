@@ -16,14 +16,14 @@ __all__ = ["trials_for", "tuned"]
 # Learning rates for most models, and for those that try several decay rates as well.
 _RATES: dict[str, tuple[float, ...]] = {
     "laptop": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3e-3, 6e-3),
-    "paper": (1e-3, 2e-3, 4e-3, 8e-3),
+    "paper": (1e-3, 2e-3, 3e-3, 4e-3, 8e-3, 1.6e-2),
 }
 _FEW_RATES = {"laptop": (4e-3, 8e-3), "paper": (2e-3, 4e-3)}
 # Time constants as shares of the length: half the lags of the pilot are below its square root,
 # those of label copy are uniform.
 _SHARES: dict[str, dict[str, tuple[float, ...]]] = {
     "laptop": {"pilot": (0.01, 0.03, 0.1, 0.3), "label_copy": (0.1, 0.3, 1.0, 3.0)},
-    "paper": {"pilot": (0.03, 0.1), "label_copy": (0.3, 1.0)},
+    "paper": {"pilot": (0.01, 0.03, 0.1), "label_copy": (0.1, 0.3, 1.0)},
 }
 
 

@@ -35,14 +35,25 @@ class Routing(NamedTuple):
 
 
 class OrderProjection(nn.Linear):
-    """W [x; H; e] + b, started so that heads begin at orders spread from short to long memory."""
+    """W [x; H; e] + b, where heads begin at orders spread from short to long memory, or at one.
+
+    start: where all heads begin, as a share of [order_min, 1]; None: spread.
+    """
+
+    def __init__(self, width: int, heads: int, start: float | None = None) -> None:
+        if start is not None and not 0 < start < 1:
+            raise ValueError(f"order_start must lie in (0, 1), or be None, got {start}")
+        self.start = start
+        super().__init__(width, heads)
 
     def reset_parameters(self) -> None:
-        """Small weights, and biases at the logits of evenly spaced shares of [order_min, 1]."""
+        """Small weights, and biases at the logits of the starting shares of [order_min, 1]."""
         nn.init.normal_(self.weight, std=0.02)
         heads = self.out_features
-        # One head starts at the paper's 0.7; several from a quick memory to a nearly lossless one.
+        # From a quick memory to a nearly lossless one; a head alone starts at the paper's 0.7.
         shares = torch.linspace(0.25, 0.95, heads) if heads > 1 else torch.tensor([0.7])
+        if self.start is not None:
+            shares = torch.full((heads,), self.start)
         with torch.no_grad():
             self.bias.copy_(torch.logit(shares))
 
@@ -60,6 +71,9 @@ class Router(nn.Module):
         tolerance: instead of `terms`, the relative error the basis must keep ("continuous" only).
         banks: K of eq. bank-update.
         order_min: d, the lowest order.
+        order_start: where the orders of all heads begin, as a share of [order_min, 1]. None: spread
+            over the heads. Heads that begin apart take over short and long lags: text gains by it,
+            but what must be found again at long lags is left to few heads (docs/model.md).
         use_entropy: take the attention entropy of every head as input.
         use_entity: take the entity indicator as input.
         write_gate: scale all that a token writes by a learned gate in (0, 1).
@@ -82,6 +96,7 @@ class Router(nn.Module):
         tolerance: float | None = None,
         banks: int = 10,
         order_min: float = 0.05,
+        order_start: float | None = None,
         use_entropy: bool = False,
         use_entity: bool = False,
         write_gate: bool = True,
@@ -104,7 +119,7 @@ class Router(nn.Module):
         self.rule_terms = 8 if terms is None and tolerance is None else terms
         self._calibrate(horizon, tolerance)
         width = hidden_size + (num_heads if use_entropy else 0) + (1 if use_entity else 0)
-        self.order = OrderProjection(width, num_heads)
+        self.order = OrderProjection(width, num_heads, order_start)
         self.gates = Gates(
             hidden_size, num_heads, self.terms, write_gate=write_gate, read_weights=read_weights
         )

@@ -49,8 +49,8 @@ class VortAttention(nn.Module):
         layer_idx: under which number states are kept in `past_key_values`.
         memory: another `Memory` than VORT's (see `vort.baselines`); then no memory_options.
         **memory_options: arguments of `VortMemory`: routing, horizon, terms, tolerance, banks,
-            order_min, use_entropy, use_entity, write_gate, read_weights, features, num_features,
-            normalizer, include_self.
+            order_min, order_start, use_entropy, use_entity, write_gate, read_weights, features,
+            num_features, normalizer, include_self.
 
     >>> layer = VortAttention(hidden_size=64, num_heads=4, window=16, horizon=1000)
     >>> x = torch.randn(2, 100, 64)

@@ -64,6 +64,8 @@ class VortConfig(PreTrainedConfig):
         num_terms: exponentials in the basis, or in each bank.
         num_banks: banks, where routing="banks".
         order_min: lowest order.
+        order_start: where all heads' orders begin, as a share of [order_min, 1]; None: spread over
+            the heads, see `Router`.
         feature_map: "hedgehog", "favor", "elu", "relu", "taylor" or "identity".
         num_features: features of a head, where the map leaves them free; head_dim by default.
         normalizer: "decayed", "undecayed" or "none".
@@ -116,6 +118,7 @@ class VortConfig(PreTrainedConfig):
     num_terms: int = 8
     num_banks: int = 10
     order_min: float = 0.05
+    order_start: float | None = None
     feature_map: str = "hedgehog"
     num_features: int | None = None
     normalizer: str = "decayed"
@@ -203,6 +206,7 @@ class VortConfig(PreTrainedConfig):
             terms=self.num_terms,
             banks=self.num_banks,
             order_min=self.order_min,
+            order_start=self.order_start,
             use_entropy=self.use_entropy,
             use_entity=self.use_entity,
             write_gate=self.write_gate,
