@@ -37,6 +37,13 @@ def test_heads_start_at_spread_orders() -> None:
     assert torch.sigmoid(alone.bias).item() == pytest.approx(0.7)
 
 
+def test_heads_can_start_at_one_order() -> None:
+    order = router(order_start=0.6, order_min=0.1)(torch.zeros(1, 1, HIDDEN)).order.flatten()
+    torch.testing.assert_close(order, torch.full_like(order, 0.1 + 0.9 * 0.6))
+    with pytest.raises(ValueError, match="order_start must lie in"):
+        router(order_start=1.0)
+
+
 def test_continuous_routing_writes_the_basis_weights() -> None:
     made = router(write_gate=False, terms=8)
     routing = made(torch.randn(2, 5, HIDDEN))

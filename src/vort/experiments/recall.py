@@ -146,14 +146,20 @@ def recall_summary(
             "cache as large as VORT's state."
         )
 
+    most = max(record["steps"] for record in records)
+
     def draw(path: Path) -> None:
         from vort.report.score_figures import draw_by_lag
 
-        draw_by_lag(path, {_label(k): v for k, v in group_by_model(shown).items()}, title)
+        lines = {}
+        for model, members in group_by_model(shown).items():
+            steps = members[0]["steps"]
+            less = "" if steps == most else f", {steps:,} steps"
+            lines[_label(model) + less] = members
+        draw_by_lag(path, lines, title)
 
     caption = "Test accuracy by lag between source and query; bands are the range over seeds."
     # Models that were trained for less are shown, but nothing is claimed of them.
-    most = max(record["steps"] for record in records)
     whole = [record for record in records if record["steps"] == most]
     claims = recall_claims(whole, table, buckets)
     labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}

@@ -39,6 +39,8 @@ RECALL: dict[Scale, Size] = {
         "intermediate_size": 256,
         "num_terms": 12,
         "horizon": 10_000,
+        # Both heads for all lags; heads that begin apart leave long ones to one of them.
+        "order_start": 0.7,
     },
 }
 
