@@ -136,38 +136,39 @@ def query_kernel(
     row = rexp
     if HAS_READ:
         row = rexp * readt
-    for j in range(block):
-        c0 = start + j * BT
-        kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)
-        da = tl.zeros([BT, BT], dtype=tl.float32)
-        if NV == 1:
-            vt = load_rows(v, c0, BT, h, H, 0, V, BT, BV)
-            da = tl.dot(dot, tl.trans(vt), da, input_precision=PREC)
-        else:
-            for vb in range(NV):
-                dov = load_rows(do, t0, n, h, H, vb * BV, V, BT, BV)
-                vt = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
-                da = tl.dot(dov, tl.trans(vt), da, input_precision=PREC)
-        if NORM > 0:
-            da *= invt[:, None]
-        if NORM == 1:
-            da += shiftt[:, None]
-        ahead = ((block - j) * BT - at).to(tl.float32)
-        col = tl.exp2(rates[None, :] * ahead[:, None])
-        col = (col * load_modes(write, c0, BT, h, H, modes, S, BT)).to(dtype)
-        dp = da * tl.dot(row.to(dtype), tl.trans(col), input_precision=PREC)
-        if NORM == 2:
-            dp += shiftt[:, None]
-        dqt = tl.dot(dp.to(dtype), kt, dqt, input_precision=PREC)
-        if MODES:
-            dw = da * tl.dot(qt, tl.trans(kt), input_precision=PREC)
-            x = rexp * tl.dot(dw.to(dtype), col, input_precision=PREC)
-            dr += x
-            if DECAY_GRAD:
-                lagged = x * at[:, None].to(tl.float32)
-                if HAS_READ:
-                    lagged *= readt
-                drates += tl.sum(lagged, axis=0)
+    if BLOCKS > 1:  # a span of one block has no other
+        for j in range(block):
+            c0 = start + j * BT
+            kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)
+            da = tl.zeros([BT, BT], dtype=tl.float32)
+            if NV == 1:
+                vt = load_rows(v, c0, BT, h, H, 0, V, BT, BV)
+                da = tl.dot(dot, tl.trans(vt), da, input_precision=PREC)
+            else:
+                for vb in range(NV):
+                    dov = load_rows(do, t0, n, h, H, vb * BV, V, BT, BV)
+                    vt = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
+                    da = tl.dot(dov, tl.trans(vt), da, input_precision=PREC)
+            if NORM > 0:
+                da *= invt[:, None]
+            if NORM == 1:
+                da += shiftt[:, None]
+            ahead = ((block - j) * BT - at).to(tl.float32)
+            col = tl.exp2(rates[None, :] * ahead[:, None])
+            col = (col * load_modes(write, c0, BT, h, H, modes, S, BT)).to(dtype)
+            dp = da * tl.dot(row.to(dtype), tl.trans(col), input_precision=PREC)
+            if NORM == 2:
+                dp += shiftt[:, None]
+            dqt = tl.dot(dp.to(dtype), kt, dqt, input_precision=PREC)
+            if MODES:
+                dw = da * tl.dot(qt, tl.trans(kt), input_precision=PREC)
+                x = rexp * tl.dot(dw.to(dtype), col, input_precision=PREC)
+                dr += x
+                if DECAY_GRAD:
+                    lagged = x * at[:, None].to(tl.float32)
+                    if HAS_READ:
+                        lagged *= readt
+                    drates += tl.sum(lagged, axis=0)
 
     kt = load_rows(k, t0, n, h, H, 0, K, BT, BK)
     da = tl.zeros([BT, BT], dtype=tl.float32)
@@ -338,50 +339,51 @@ def key_kernel(
             drates += tl.sum(lagged, axis=0)
 
     # later blocks of the span
-    for i in range(block + 1, tl.cdiv(n, BT) + block):
-        t0 = start + i * BT
-        m = (end - t0).to(tl.int32)
-        qi = load_rows(q, t0, m, h, H, 0, K, BT, BK)
-        row = tl.exp2(rates[None, :] * at[:, None].to(tl.float32))
-        if HAS_READ:
-            row *= load_modes(read, t0, m, h, H, modes, S, BT)
-        row = row.to(dtype)
-        ahead = ((i - block) * BT - at).to(tl.float32)
-        cexp = tl.exp2(rates[None, :] * ahead[:, None])
-        pi = tl.dot(kt, tl.trans(qi), input_precision=PREC)
-        wi = tl.dot((cexp * writet).to(dtype), tl.trans(row), input_precision=PREC)
-        if NORM > 0:
-            invi = load_column(inv, t0, m, h, H, 0, 1, BT)
-            shifti = load_column(shift, t0, m, h, H, 0, 1, BT)
-        if VALUES:
-            ai = pi * wi
+    if BLOCKS > 1:  # a span of one block has no other
+        for i in range(block + 1, tl.cdiv(n, BT) + block):
+            t0 = start + i * BT
+            m = (end - t0).to(tl.int32)
+            qi = load_rows(q, t0, m, h, H, 0, K, BT, BK)
+            row = tl.exp2(rates[None, :] * at[:, None].to(tl.float32))
+            if HAS_READ:
+                row *= load_modes(read, t0, m, h, H, modes, S, BT)
+            row = row.to(dtype)
+            ahead = ((i - block) * BT - at).to(tl.float32)
+            cexp = tl.exp2(rates[None, :] * ahead[:, None])
+            pi = tl.dot(kt, tl.trans(qi), input_precision=PREC)
+            wi = tl.dot((cexp * writet).to(dtype), tl.trans(row), input_precision=PREC)
             if NORM > 0:
-                ai *= invi[None, :]
-            doi = load_rows(do, t0, m, h, H, own_v, V, BT, BV)
-            dvt = tl.dot(ai.to(dtype), doi, dvt, input_precision=PREC)
-        if KEYS:
-            dai = tl.zeros([BT, BT], dtype=tl.float32)
-            if NV == 1:
-                if not VALUES:
-                    doi = load_rows(do, t0, m, h, H, 0, V, BT, BV)
-                dai = tl.dot(vt, tl.trans(doi), dai, input_precision=PREC)
-            else:
-                for vb in range(NV):
-                    vv = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
-                    dov = load_rows(do, t0, m, h, H, vb * BV, V, BT, BV)
-                    dai = tl.dot(vv, tl.trans(dov), dai, input_precision=PREC)
-            if NORM > 0:
-                dai *= invi[None, :]
-            if NORM == 1:
-                dai += shifti[None, :]
-            dpi = dai * wi
-            if NORM == 2:
-                dpi += shifti[None, :]
-            dkt = tl.dot(dpi.to(dtype), qi, dkt, input_precision=PREC)
-            xi = cexp * tl.dot((pi * dai).to(dtype), row, input_precision=PREC)
-            dw += xi
-            if DECAY_GRAD:
-                drates += tl.sum(xi * writet * ahead[:, None], axis=0)
+                invi = load_column(inv, t0, m, h, H, 0, 1, BT)
+                shifti = load_column(shift, t0, m, h, H, 0, 1, BT)
+            if VALUES:
+                ai = pi * wi
+                if NORM > 0:
+                    ai *= invi[None, :]
+                doi = load_rows(do, t0, m, h, H, own_v, V, BT, BV)
+                dvt = tl.dot(ai.to(dtype), doi, dvt, input_precision=PREC)
+            if KEYS:
+                dai = tl.zeros([BT, BT], dtype=tl.float32)
+                if NV == 1:
+                    if not VALUES:
+                        doi = load_rows(do, t0, m, h, H, 0, V, BT, BV)
+                    dai = tl.dot(vt, tl.trans(doi), dai, input_precision=PREC)
+                else:
+                    for vb in range(NV):
+                        vv = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
+                        dov = load_rows(do, t0, m, h, H, vb * BV, V, BT, BV)
+                        dai = tl.dot(vv, tl.trans(dov), dai, input_precision=PREC)
+                if NORM > 0:
+                    dai *= invi[None, :]
+                if NORM == 1:
+                    dai += shifti[None, :]
+                dpi = dai * wi
+                if NORM == 2:
+                    dpi += shifti[None, :]
+                dkt = tl.dot(dpi.to(dtype), qi, dkt, input_precision=PREC)
+                xi = cexp * tl.dot((pi * dai).to(dtype), row, input_precision=PREC)
+                dw += xi
+                if DECAY_GRAD:
+                    drates += tl.sum(xi * writet * ahead[:, None], axis=0)
 
     if KEYS:
         store_rows(dk, dkt, c0, n, h, H, 0, K, BT, BK)

@@ -71,21 +71,22 @@ def output_kernel(
         den = tl.sum(qt.to(tl.float32) * b0[None, :], axis=1)
     row = row.to(dtype)
 
-    for j in range(block):
-        # every pair straddles t0, so both halves of the decay are at most 1
-        c0 = start + j * BT
-        kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)
-        vt = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
-        ahead = ((block - j) * BT - at).to(tl.float32)
-        col = tl.exp2(rates[None, :] * ahead[:, None])
-        col *= load_modes(write, c0, BT, h, H, modes, S, BT)
-        p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
-        if NORM == 2:
-            den += tl.sum(p, axis=1)
-        p *= tl.dot(row, tl.trans(col.to(dtype)), input_precision=PREC)
-        if NORM == 1:
-            den += tl.sum(p, axis=1)
-        acc = tl.dot(p.to(dtype), vt, acc, input_precision=PREC)
+    if BLOCKS > 1:  # a span of one block has no other
+        for j in range(block):
+            # every pair straddles t0, so both halves of the decay are at most 1
+            c0 = start + j * BT
+            kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)
+            vt = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
+            ahead = ((block - j) * BT - at).to(tl.float32)
+            col = tl.exp2(rates[None, :] * ahead[:, None])
+            col *= load_modes(write, c0, BT, h, H, modes, S, BT)
+            p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
+            if NORM == 2:
+                den += tl.sum(p, axis=1)
+            p *= tl.dot(row, tl.trans(col.to(dtype)), input_precision=PREC)
+            if NORM == 1:
+                den += tl.sum(p, axis=1)
+            acc = tl.dot(p.to(dtype), vt, acc, input_precision=PREC)
 
     kt = load_rows(k, t0, n, h, H, 0, K, BT, BK)
     vt = load_rows(v, t0, n, h, H, vb * BV, V, BT, BV)
