@@ -1,7 +1,6 @@
 """RMS norm whose weight follows the type of its input."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vort.ops.rms_norm import rms_norm
 
@@ -20,8 +19,4 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., size]` in and out."""
-        if x.shape[-1:] == self.normalized_shape:
-            return rms_norm(x, self.weight, self.eps)
-        # a norm over several axes, or a size that PyTorch refuses
-        weight = None if self.weight is None else self.weight.to(x.dtype)
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)

@@ -12,6 +12,7 @@ from vort.ops.local_attention import (
     local_attention_prefill,
     local_attention_step,
 )
+from vort.ops.order_weights import order_weights
 from vort.ops.retention import (
     RetentionState,
     empty_state,
@@ -22,6 +23,7 @@ from vort.ops.retention import (
     retention_step,
     shared_basis,
 )
+from vort.ops.rms_norm import rms_norm
 
 __all__ = [
     "FeatureMap",
@@ -35,8 +37,10 @@ __all__ = [
     "local_attention",
     "local_attention_prefill",
     "local_attention_step",
+    "order_weights",
     "paper_banks",
     "retention",
     "retention_step",
+    "rms_norm",
     "shared_basis",
 ]
