@@ -4,9 +4,6 @@ A process of its own, because Triton decides whether to interpret when it is imp
 kernels of the process.
 """
 
-import sys
-from collections.abc import Callable
-
 import torch
 
 from tests.ops.feature_maps_triton.cases import (
@@ -21,6 +18,7 @@ from tests.ops.feature_maps_triton.cases import (
     make_inputs,
     relative_errors,
 )
+from tests.ops.interpreter import check_claim
 
 # FAVOR+ raises e to sums as large as 80, of which float32 rounds off a few millionths
 BOUNDS = {"hedgehog": 2e-6, "favor": 1e-5}
@@ -64,19 +62,13 @@ def obeys_torch_library() -> None:
         torch.library.opcheck(favor_op, arguments)
 
 
-CLAIMS: dict[str, Callable[[], None]] = {
-    claim.__name__: claim
-    for claim in (
-        equals_exact,
-        adds_up_the_blocks_of_a_program,
-        cases_reach_the_bounds,
-        compiles_into_one_graph,
-        obeys_torch_library,
-    )
-}
-
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_num_threads(1)
-    CLAIMS[sys.argv[1]]()
+    check_claim(
+        [
+            equals_exact,
+            adds_up_the_blocks_of_a_program,
+            cases_reach_the_bounds,
+            compiles_into_one_graph,
+            obeys_torch_library,
+        ]
+    )

@@ -4,11 +4,9 @@ A process of its own, because Triton decides whether to interpret when it is imp
 kernels of the process.
 """
 
-import sys
-from collections.abc import Callable
-
 import torch
 
+from tests.ops.interpreter import check_claim
 from tests.ops.local_attention_triton.cases import (
     INTERPRETER_CASES,
     LocalCase,
@@ -63,19 +61,13 @@ def rotates_as_pytorch_does() -> None:
         torch.testing.assert_close(*grads)
 
 
-CLAIMS: dict[str, Callable[[], None]] = {
-    claim.__name__: claim
-    for claim in (
-        equals_exact,
-        is_causal_to_the_bit,
-        compiles_into_one_graph,
-        obeys_torch_library,
-        rotates_as_pytorch_does,
-    )
-}
-
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_num_threads(1)
-    CLAIMS[sys.argv[1]]()
+    check_claim(
+        [
+            equals_exact,
+            is_causal_to_the_bit,
+            compiles_into_one_graph,
+            obeys_torch_library,
+            rotates_as_pytorch_does,
+        ]
+    )

@@ -4,11 +4,9 @@ A process of its own, because Triton decides whether to interpret when it is imp
 kernels of the process.
 """
 
-import sys
-from collections.abc import Callable
-
 import torch
 
+from tests.ops.interpreter import check_claim
 from tests.ops.order_weights.cases import (
     INTERPRETER_CASES,
     OrderCase,
@@ -73,20 +71,14 @@ def obeys_torch_library() -> None:
     torch.library.opcheck(order_weights_op, (polynomials, order, None))
 
 
-CLAIMS: dict[str, Callable[[], None]] = {
-    claim.__name__: claim
-    for claim in (
-        equals_exact,
-        every_number_is_as_exact_as_float32_allows,
-        keeps_types_under_autocast,
-        trains_after_inference_mode,
-        compiles_into_one_graph,
-        obeys_torch_library,
-    )
-}
-
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_num_threads(1)
-    CLAIMS[sys.argv[1]]()
+    check_claim(
+        [
+            equals_exact,
+            every_number_is_as_exact_as_float32_allows,
+            keeps_types_under_autocast,
+            trains_after_inference_mode,
+            compiles_into_one_graph,
+            obeys_torch_library,
+        ]
+    )

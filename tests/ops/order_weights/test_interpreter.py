@@ -1,18 +1,12 @@
 """The GPU kernels, run by Triton's interpreter on the CPU, against the basis in float64."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from tests.ops.interpreter import check_in_interpreter, imports, needs_triton
 from vort.fractional import PowerLawBasis
 from vort.ops.order_weights import order_weights
 
-ROOT = Path(__file__).resolve().parents[3]
 CLAIMS = [
     "equals_exact",
     "every_number_is_as_exact_as_float32_allows",
@@ -23,27 +17,18 @@ CLAIMS = [
 ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_fused_order_weights_in_the_interpreter(claim: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.ops.order_weights.run_interpreter", claim],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    check_in_interpreter("order_weights", claim)
 
 
 def test_order_weights_on_a_cpu_do_not_import_the_kernels() -> None:
     code = (
-        "import sys, torch; from vort.layers.router import Router; "
+        "import torch; from vort.layers.router import Router; "
         "Router(16, 2, horizon=1000)(torch.ones(1, 3, 16)); "
-        "sys.exit('vort.ops.order_weights.triton' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    assert not imports("vort.ops.order_weights.triton", code)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from tests.ops.interpreter import poison_memory
 from tests.ops.retention_triton.cases import (
     INTERPRETER_CASES,
     compiled_difference,
@@ -19,9 +20,7 @@ BOUND = 2e-6
 
 
 def main(part: int, parts: int) -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_num_threads(1)
+    poison_memory()
     found = {}
     for seed, case in enumerate(INTERPRETER_CASES):
         if seed % parts == part:

@@ -4,11 +4,9 @@ A process of its own, because Triton decides whether to interpret when it is imp
 kernels of the process.
 """
 
-import sys
-from collections.abc import Callable
-
 import torch
 
+from tests.ops.interpreter import check_claim
 from tests.ops.rms_norm.cases import (
     INTERPRETER_CASES,
     NormCase,
@@ -60,19 +58,13 @@ def obeys_torch_library() -> None:
     torch.library.opcheck(rms_norm_op, (strided, weight, 1e-6))
 
 
-CLAIMS: dict[str, Callable[[], None]] = {
-    claim.__name__: claim
-    for claim in (
-        equals_exact,
-        programs_that_walk_several_blocks_equal_exact,
-        keeps_types_under_autocast,
-        compiles_into_one_graph,
-        obeys_torch_library,
-    )
-}
-
 if __name__ == "__main__":
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.set_num_threads(1)
-    CLAIMS[sys.argv[1]]()
+    check_claim(
+        [
+            equals_exact,
+            programs_that_walk_several_blocks_equal_exact,
+            keeps_types_under_autocast,
+            compiles_into_one_graph,
+            obeys_torch_library,
+        ]
+    )

@@ -1,18 +1,12 @@
 """The GPU kernels, run by Triton's interpreter on the CPU, against the definition in float64."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.ops.interpreter import check_in_interpreter, imports, needs_triton
 from vort.ops.rms_norm import rms_norm
 
-ROOT = Path(__file__).resolve().parents[3]
 CLAIMS = [
     "equals_exact",
     "programs_that_walk_several_blocks_equal_exact",
@@ -22,26 +16,15 @@ CLAIMS = [
 ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
+@needs_triton
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_fused_rms_norm_in_the_interpreter(claim: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.ops.rms_norm.run_interpreter", claim],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    check_in_interpreter("rms_norm", claim)
 
 
 def test_rms_norm_on_a_cpu_does_not_import_the_kernels() -> None:
-    code = (
-        "import sys, torch; from vort.layers import RMSNorm; RMSNorm(4)(torch.ones(3, 4)); "
-        "sys.exit('vort.ops.rms_norm.triton' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    code = "import torch; from vort.layers import RMSNorm; RMSNorm(4)(torch.ones(3, 4)); "
+    assert not imports("vort.ops.rms_norm.triton", code)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
