@@ -7,7 +7,7 @@ from typing import Any
 from vort.experiments.cell import Cell, Scale
 from vort.experiments.claims import Claim
 from vort.experiments.experiment import Experiment, Figure, Summary
-from vort.experiments.models import MODELS
+from vort.experiments.models import MODELS, SLOW
 from vort.experiments.scores import (
     PaperTable,
     group_by_model,
@@ -83,7 +83,7 @@ _BANKS: dict[Scale, dict[str, Any]] = {
 }
 _MODELS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("vort", "power_law", "mixture", "exponential", "none"),
-    "paper": ("vort", "power_law", "mixture", "exponential", "none", "gla", "vort_paper"),
+    "paper": ("vort", "power_law", "mixture", "exponential", "none", *SLOW),
 }
 _SEEDS: dict[Scale, tuple[int, ...]] = {"laptop": (0,), "paper": (0, 1)}
 
@@ -106,8 +106,10 @@ def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
             training={**_TRAINING[scale], **tuned("books", scale, model, _RATES[scale])},
             after={"orders": {}} if model == "vort" else {},
         )
+        for slow in (False, True)
         for seed in _SEEDS[scale]
         for model in _MODELS[scale]
+        if (model in SLOW) == slow
     ]
 
 

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MODELS", "Model"]
+__all__ = ["MODELS", "SLOW", "Model"]
+
+# On a GPU these take several times as long as the others: they come last, lest others wait.
+SLOW = ("vort_paper", "gla")
 
 # What VORT adds to retrieval; the ablations give it to the rivals too.
 PLAIN: dict[str, Any] = {"write_gate": False, "read_weights": False}

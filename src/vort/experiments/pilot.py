@@ -7,6 +7,7 @@ from typing import Any
 from vort.experiments.cell import Cell, Scale
 from vort.experiments.experiment import Experiment, Summary
 from vort.experiments.looks import looks_at
+from vort.experiments.models import SLOW
 from vort.experiments.recall import recall_cell, recall_summary
 from vort.experiments.scores import PaperTable
 from vort.experiments.sizes import RECALL_TRAINING, recall_config
@@ -45,8 +46,8 @@ _MODELS: dict[Scale, tuple[str, ...]] = {
         *("softmax", "power_law_favor", "mixture_favor", "exponential_favor"),
     ),
     "paper": (
-        *("vort", "power_law", "mixture", "exponential", "uniform_power_law", "vort_paper"),
-        *("gla", "softmax", "power_law_favor", "mixture_favor", "exponential_favor"),
+        *("vort", "power_law", "mixture", "exponential", "uniform_power_law", "softmax"),
+        *("power_law_favor", "mixture_favor", "exponential_favor", *SLOW),
     ),
 }
 _BETAS: dict[Scale, tuple[float, ...]] = {"laptop": (1.0,), "paper": (1.0, 1.5, 2.0)}
