@@ -1,0 +1,130 @@
+"""Where the time of one training step of the pilot model goes on a GPU.
+
+    python benchmarks/profile_training_gpu.py [--model vort] [--out profile_training_gpu.json]
+
+The model of the paper-scale pilot at n = 10,000 and batch 32, bf16, a batch that stays on the GPU.
+Printed and written: milliseconds of a step, of each module's forward, and of each kernel, summed
+over its calls in a step.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from vort.experiments.pilot import TASK
+from vort.experiments.recall import recall_cell
+from vort.experiments.sizes import RECALL_TRAINING
+from vort.experiments.work import build_model
+from vort.report.provenance import provenance
+from vort.tasks import make_task
+from vort.training.data import compact
+from vort.training.scoring import Scorer
+
+STEPS = 20
+BATCH = 32
+
+
+def training_step(name: str) -> tuple[torch.nn.Module, Callable[[], None]]:
+    """The model, and one step of its training."""
+    cell = recall_cell("pilot", "paper", name, 0, TASK["paper"], RECALL_TRAINING["paper"])
+    settings = dict(cell.task)
+    task = make_task(settings.pop("name"), **settings)
+    model = build_model(cell, task).cuda().train()
+    scorer = Scorer(model, task.num_classes)
+    rows = compact(task.batch("train", list(range(BATCH))))
+    batch = {key: x.cuda() for key, x in rows.items()}
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = scorer(batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def step_ms(step: Callable[[], None]) -> float:
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / STEPS * 1e3
+
+
+def forward_ms(model: torch.nn.Module, step: Callable[[], None]) -> dict[str, float]:
+    """Milliseconds of each module's forward, the least of five steps; parts are in the whole."""
+    spans: dict[str, list[list[torch.cuda.Event]]] = defaultdict(list)
+
+    def marked() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    hooks = []
+    for name, module in model.named_modules():
+        hooks += [
+            module.register_forward_pre_hook(lambda *_, n=name: spans[n].append([marked()])),
+            module.register_forward_hook(lambda *_, n=name: spans[n][-1].append(marked())),
+        ]
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    for hook in hooks:
+        hook.remove()
+    # The first module is the model itself, which the scorer takes apart and never calls.
+    return {n: min(a.elapsed_time(b) for a, b in pairs) for n, pairs in spans.items() if n}
+
+
+def kernel_ms(step: Callable[[], None]) -> list[dict[str, Any]]:
+    """Every kernel's milliseconds and calls in a step, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as record:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    rows = [
+        {"kernel": e.key[:120], "ms": e.self_device_time_total / 3e3, "calls": e.count / 3}
+        for e in record.key_averages()
+        if e.device_type == torch.autograd.DeviceType.CUDA and e.self_device_time_total > 0
+    ]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", default="vort", help="a row of the pilot table")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device")
+    model, step = training_step(arguments.model)
+    found = {
+        "model": arguments.model,
+        "step_ms": step_ms(step),
+        "forward_ms": forward_ms(model, step),
+        "kernels": kernel_ms(step),
+        "made_by": provenance(),
+    }
+    print(f"{arguments.model}: {found['step_ms']:.2f} ms a step")
+    for name, milliseconds in found["forward_ms"].items():
+        print(f"{milliseconds:8.3f}  {name}")
+    for row in found["kernels"][:30]:
+        print(f"{row['ms']:8.3f} {row['calls']:6.1f}  {row['kernel']}")
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
