@@ -24,7 +24,11 @@ def search_cells(
     share: float = 0.5,
     data: Path | None = None,
 ) -> list[Cell]:
-    """A cell for every trial of every model: its table's first cell, shortened, on seed 100."""
+    """A cell for every trial of every model: its table's first cell, shortened, on seed 100.
+
+    The first trial of every model comes before the second of any: side by side on a GPU, workers
+    then compile kernels of different models, and find those of later trials compiled.
+    """
     if experiment not in TUNABLE:
         raise ValueError(f"experiment must be of {', '.join(TUNABLE)}, got {experiment!r}")
     if not 0 < share <= 1:
@@ -37,10 +41,11 @@ def search_cells(
         known = ", ".join(firsts)
         raise ValueError(f"models must be of {known}, got {', '.join(sorted(unknown))}")
     chosen = [cell for name, cell in firsts.items() if models is None or name in models]
+    rounds = zip(*(enumerate(_trials(cell)) for cell in chosen), strict=True)
     return [
         _trial(cell, number, trial, share)
-        for cell in chosen
-        for number, trial in enumerate(_trials(cell))
+        for each in rounds
+        for cell, (number, trial) in zip(chosen, each, strict=True)
     ]
 
 
