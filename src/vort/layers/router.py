@@ -43,7 +43,7 @@ class OrderProjection(nn.Linear):
     def __init__(self, width: int, heads: int, start: float | None = None) -> None:
         if start is not None and not 0 < start < 1:
             raise ValueError(f"order_start must lie in (0, 1), or be None, got {start}")
-        self.start = start
+        self.start = start  # first: the constructor draws the weights
         super().__init__(width, heads)
 
     def reset_parameters(self) -> None:

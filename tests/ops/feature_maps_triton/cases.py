@@ -6,18 +6,21 @@ passes.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from tests.ops.case import NamedCase
 from vort.ops.feature_maps import draw_projection, favor_features, hedgehog_features
 from vort.ops.feature_maps.favor import CEILING
 
 
 @dataclass(frozen=True)
-class MapCase:
+class MapCase(NamedCase):
     """One call of a map: x `[*leading, heads, dim]`, `features` columns of the weight."""
+
+    unnamed: ClassVar[tuple[str, ...]] = ("kind",)
 
     kind: str = "hedgehog"
     leading: tuple[int, ...] = (2, 37)
@@ -29,17 +32,6 @@ class MapCase:
     max_norm: float | None = 6.0
     shift: bool = False
     aligned: bool = False  # favor: x along rows of the projection, where exponents are largest
-
-    @property
-    def name(self) -> str:
-        """What differs from the default, for test ids."""
-        default = MapCase()
-        parts = [
-            f"{field}={getattr(self, field)}"
-            for field in self.__dataclass_fields__
-            if field != "kind" and getattr(self, field) != getattr(default, field)
-        ]
-        return ",".join(parts).replace(" ", "") or "default"
 
 
 def make_inputs(case: MapCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.ops.case import NamedCase
 from vort.ops.local_attention import local_attention, local_attention_exact
 from vort.ops.local_attention.backends import attend
 
 
 @dataclass(frozen=True)
-class LocalCase:
+class LocalCase(NamedCase):
     """One call of the op; `lengths` are packed sequences and replace batch and length."""
 
     batch: int = 1
@@ -31,17 +32,6 @@ class LocalCase:
     entropy: bool = True
     rope_base: float | None = None
     spread: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """What differs from the default, for test ids."""
-        default = LocalCase()
-        parts = [
-            f"{field}={getattr(self, field)}"
-            for field in self.__dataclass_fields__
-            if getattr(self, field) != getattr(default, field)
-        ]
-        return ",".join(parts).replace(" ", "") or "default"
 
     @property
     def tokens(self) -> tuple[int, int]:

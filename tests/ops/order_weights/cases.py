@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.ops.case import NamedCase
 from vort.fractional import PowerLawBasis
 from vort.ops.order_weights.triton import order_weights_fused
 
@@ -18,7 +19,7 @@ ORDER_MIN = 0.05
 
 
 @dataclass(frozen=True)
-class OrderCase:
+class OrderCase(NamedCase):
     """One call of the op."""
 
     shape: tuple[int, ...] = (2, 37, 3)
@@ -26,17 +27,6 @@ class OrderCase:
     degree: int = 3
     gate: bool = True
     strided: bool = False
-
-    @property
-    def name(self) -> str:
-        """What differs from the default, for test ids."""
-        default = OrderCase()
-        parts = [
-            f"{field}={getattr(self, field)}"
-            for field in self.__dataclass_fields__
-            if getattr(self, field) != getattr(default, field)
-        ]
-        return ",".join(parts).replace(" ", "") or "default"
 
 
 @lru_cache(maxsize=16)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tests.ops.case import NamedCase
 from vort.ops.retention import retention
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.state import RetentionState
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(NamedCase):
     """One call of the op; `lengths` are packed sequences and replace batch and length."""
 
     batch: int = 1
@@ -33,17 +34,6 @@ class Case:
     lengths: tuple[int, ...] = ()
     span: int | None = None
     fastest: float = 2.0
-
-    @property
-    def name(self) -> str:
-        """What differs from the default, for test ids."""
-        default = Case()
-        parts = [
-            f"{field}={getattr(self, field)}"
-            for field in self.__dataclass_fields__
-            if getattr(self, field) != getattr(default, field)
-        ]
-        return ",".join(parts).replace(" ", "") or "default"
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.ops.case import NamedCase
 from vort.ops.rms_norm.triton import rms_norm_fused
 
 
 @dataclass(frozen=True)
-class NormCase:
+class NormCase(NamedCase):
     """One call of the op; the weight is float32, or of the type of x, or absent."""
 
     shape: tuple[int, ...] = (2, 37)
@@ -22,17 +23,6 @@ class NormCase:
     eps: float = 1e-6
     zeros: bool = False  # some rows are 0
     layout: str = "dense"  # or a slice of a wider tensor, or transposed
-
-    @property
-    def name(self) -> str:
-        """What differs from the default, for test ids."""
-        default = NormCase()
-        parts = [
-            f"{field}={getattr(self, field)}"
-            for field in self.__dataclass_fields__
-            if getattr(self, field) != getattr(default, field)
-        ]
-        return ",".join(parts).replace(" ", "") or "default"
 
 
 def make_inputs(case: NormCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:

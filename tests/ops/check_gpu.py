@@ -18,7 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 for folder in (ROOT, ROOT / "src"):
     sys.path.insert(0, str(folder))
 
@@ -118,7 +118,7 @@ def about(seed: int, wanted: int) -> dict[str, object]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "command": "python tests/ops/retention_triton/check_gpu.py",
+        "command": "python tests/ops/check_gpu.py",
         "bounds": {str(dtype).split(".")[-1]: bound for dtype, bound in BOUNDS.items()},
         "seed": seed,
         "cases": wanted,
