@@ -1,14 +1,16 @@
 """VORT's retention and local attention on a GPU against what one would use instead.
 
     python benchmarks/retention_gpu.py --out retention_gpu.json [--with FOLDER] [--quick] [--resume]
+    python benchmarks/retention_gpu.py --compile [--with FOLDER] [--quick]
 
 Prints a table and writes one JSON, row by row, the most wanted first: a run cut short keeps what it
 measured, and `--resume` goes on from it, shape by shape, so that methods compared with each other
 are timed in one run. `--with` names a folder that holds packages to compare with
 (flash-linear-attention, unpacked); without it they are looked for as installed, and the table says
 which are missing.
-`--quick` runs the two shapes that have targets and what they are compared with. The other packages'
-kernels choose among all their own configurations.
+`--quick` runs the two shapes that have targets and what they are compared with. `--compile` fills
+the cache of compiled kernels and times nothing, so it may run beside other work. The other
+packages' kernels choose among all their own configurations.
 
 Times are medians of CUDA-event timings, in milliseconds. VORT reads and writes with gates,
 normaliser "decayed", gradients to q, k, v, write and read; local attention has a window of 128,
@@ -17,6 +19,7 @@ table lists its flash kernel beside it.
 """
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -464,6 +467,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the shapes that have targets")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS))
     parser.add_argument("--resume", action="store_true", help="keep the shapes that --out has")
+    parser.add_argument("--compile", action="store_true", help="compile all kernels, time none")
     parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -487,6 +491,11 @@ def main() -> None:
             arguments.out.write_text(json.dumps(result, indent=1))
 
     sizes = list(dict.fromkeys(size for _, _, size in cut))
+    if arguments.compile:
+        for phase, size in itertools.product((early, late), sizes):
+            seconds = compile_all(phase, size, arguments.folder, arguments.workers)
+            print(f"head size {size}: {len(phase)} methods in {seconds:.0f} s", flush=True)
+        return
     limits: dict[str, float] = {}
     for phase in (early, late):
         for size in sizes if phase else ():
