@@ -12,6 +12,7 @@ too wide for registers its D rows are taken in chunks of BC.
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.fence import fence_loads
 from vort.ops.gpu.rows import load_rows, store_rows
 
 from .product import product
@@ -35,6 +36,7 @@ def logits_of(
     for c in range(0, D, BC):
         xt = load_rows(x, token, left, h, H, c, D, BT, BC)
         wt = load_weight(w, h, c, D, M, BC, BM)
+        fence_loads(c)
         logits = product(xt, wt, logits, x.dtype.element_ty)
     return logits
 
@@ -88,6 +90,7 @@ def hedgehog_gradient_kernel(
         xt = load_rows(x, token, left, h, H, c, D, BT, BC)
         dp = load_rows(dout, token, left, 2 * h, 2 * H, 0, M, BT, BM).to(tl.float32)
         dn = load_rows(dout, token, left, 2 * h + 1, 2 * H, 0, M, BT, BM).to(tl.float32)
+        fence_loads(step)
         if CHUNKS == 1:
             logits = product(xt, own, tl.zeros([BT, BM], dtype=tl.float32), NARROW)
         else:

@@ -13,6 +13,7 @@ the bit.
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.fence import fence_loads
 from vort.ops.gpu.rows import load_column, load_rows, store_rows
 
 from .sight import LN2, LOG2E, MASKED, first_seen, in_sight
@@ -53,6 +54,7 @@ def query_kernel(
             queries, j + tl.arange(0, BN), start, valid, b, T, shift, window,
             HAS_START, HAS_VALID, False,
         )  # fmt: skip
+        fence_loads(j)
         s = tl.dot(qt, tl.trans(kt), input_precision=PREC) * (scale * LOG2E)
         s = tl.where(sight, s - total[:, None], MASKED)
         ds = tl.dot(dot, tl.trans(vt), input_precision=PREC) - shared[:, None]
@@ -99,6 +101,7 @@ def key_kernel(
         sight = in_sight(
             queries, keys, start, valid, b, T, shift, window, HAS_START, HAS_VALID, True
         )
+        fence_loads(it)
         # queries beyond the last one read as zero: their scores are finite, their do is nothing
         s = tl.dot(kt, tl.trans(qt), input_precision=PREC) * (scale * LOG2E)
         s = tl.where(sight, s - total[None, :], MASKED)

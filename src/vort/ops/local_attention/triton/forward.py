@@ -9,6 +9,7 @@ since m is the maximum. Scores are in base 2.
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.fence import fence_loads
 from vort.ops.gpu.rows import load_rows, store_rows
 
 from .sight import FLOOR, LN2, LOG2E, MASKED, first_seen, in_sight
@@ -44,6 +45,7 @@ def attend_kernel(
             queries, j + tl.arange(0, BN), start, valid, b, T, shift, window,
             HAS_START, HAS_VALID, False,
         )  # fmt: skip
+        fence_loads(j)
         s = tl.dot(qt, tl.trans(kt), input_precision=PREC) * (scale * LOG2E)
         s = tl.where(sight, s, MASKED)
         higher = tl.maximum(m, tl.max(s, axis=1))

@@ -14,6 +14,7 @@ cancels at long T.
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.fence import fence_loads
 from vort.ops.gpu.rows import load_column, load_rows, store_rows
 
 from .tiles import (
@@ -93,11 +94,13 @@ def query_kernel(
         z = tl.zeros([BT, BK], dtype=tl.float32)
         if NV == 1:
             g = load_state(G, slot * S + s, 0, 0, K, V, BK, BV)
+            fence_loads(s)
             z = tl.dot(dot, tl.trans(g), z, input_precision=PREC)
         else:
             for vb in range(NV):
                 dov = load_rows(do, t0, n, h, H, vb * BV, V, BT, BV)
                 g = load_state(G, slot * S + s, 0, vb * BV, K, V, BK, BV)
+                fence_loads(vb)
                 z = tl.dot(dov, tl.trans(g), z, input_precision=PREC)
         z *= f[:, None]
         if MODES:
@@ -143,11 +146,13 @@ def query_kernel(
             da = tl.zeros([BT, BT], dtype=tl.float32)
             if NV == 1:
                 vt = load_rows(v, c0, BT, h, H, 0, V, BT, BV)
+                fence_loads(j)
                 da = tl.dot(dot, tl.trans(vt), da, input_precision=PREC)
             else:
                 for vb in range(NV):
                     dov = load_rows(do, t0, n, h, H, vb * BV, V, BT, BV)
                     vt = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
+                    fence_loads(vb)
                     da = tl.dot(dov, tl.trans(vt), da, input_precision=PREC)
             if NORM > 0:
                 da *= invt[:, None]
@@ -179,6 +184,7 @@ def query_kernel(
         for vb in range(NV):
             dov = load_rows(do, t0, n, h, H, vb * BV, V, BT, BV)
             vt = load_rows(v, t0, n, h, H, vb * BV, V, BT, BV)
+            fence_loads(vb)
             da = tl.dot(dov, tl.trans(vt), da, input_precision=PREC)
     if NORM > 0:
         da *= invt[:, None]
@@ -264,11 +270,13 @@ def key_kernel(
             z = tl.zeros([BT, BK], dtype=tl.float32)
             if NV == 1:
                 g = load_state(R, slot * S + s, 0, 0, K, V, BK, BV)
+                fence_loads(s)
                 z = tl.dot(vt, tl.trans(g), z, input_precision=PREC)
             else:
                 for vb in range(NV):
                     vv = load_rows(v, c0, n, h, H, vb * BV, V, BT, BV)
                     gg = load_state(R, slot * S + s, 0, vb * BV, K, V, BK, BV)
+                    fence_loads(vb)
                     z = tl.dot(vv, tl.trans(gg), z, input_precision=PREC)
             z *= f[:, None]
             dw += tl.where(modes[None, :] == s, tl.sum(kt.to(tl.float32) * z, axis=1)[:, None], 0.0)
@@ -276,6 +284,7 @@ def key_kernel(
         if VALUES:
             if not KEYS:
                 g = load_state(R, slot * S + s, 0, own_v, K, V, BK, BV)
+                fence_loads(s)
             dvt += (f * w)[:, None] * tl.dot(kt, g, input_precision=PREC)
 
     writet = load_modes(write, c0, n, h, H, modes, S, BT)
@@ -323,6 +332,7 @@ def key_kernel(
             for vb in range(NV):
                 vv = load_rows(v, c0, n, h, H, vb * BV, V, BT, BV)
                 dov = load_rows(do, c0, n, h, H, vb * BV, V, BT, BV)
+                fence_loads(vb)
                 da = tl.dot(vv, tl.trans(dov), da, input_precision=PREC)
         if NORM > 0:
             da *= invt[None, :]
@@ -350,6 +360,7 @@ def key_kernel(
             row = row.to(dtype)
             ahead = ((i - block) * BT - at).to(tl.float32)
             cexp = tl.exp2(rates[None, :] * ahead[:, None])
+            fence_loads(i)
             pi = tl.dot(kt, tl.trans(qi), input_precision=PREC)
             wi = tl.dot((cexp * writet).to(dtype), tl.trans(row), input_precision=PREC)
             if NORM > 0:
@@ -371,6 +382,7 @@ def key_kernel(
                     for vb in range(NV):
                         vv = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
                         dov = load_rows(do, t0, m, h, H, vb * BV, V, BT, BV)
+                        fence_loads(vb)
                         dai = tl.dot(vv, tl.trans(dov), dai, input_precision=PREC)
                 if NORM > 0:
                     dai *= invi[None, :]

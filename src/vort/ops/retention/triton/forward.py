@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.fence import fence_loads
 from vort.ops.gpu.rows import load_column, load_rows, store_rows
 
 from .tiles import (
@@ -53,6 +54,7 @@ def output_kernel(
         if HAS_READ:
             f *= load_column(read, t0, n, h, H, s, S, BT)
         g = load_state(G, slot * S + s, 0, vb * BV, K, V, BK, BV)
+        fence_loads(s)
         # scaled after the product: q stays put as an operand, and is not rounded S times
         acc += f[:, None] * tl.dot(qt, g, input_precision=PREC)
 
@@ -80,6 +82,7 @@ def output_kernel(
             ahead = ((block - j) * BT - at).to(tl.float32)
             col = tl.exp2(rates[None, :] * ahead[:, None])
             col *= load_modes(write, c0, BT, h, H, modes, S, BT)
+            fence_loads(j)
             p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
             if NORM == 2:
                 den += tl.sum(p, axis=1)
