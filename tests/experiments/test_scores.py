@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from vort.experiments.scores import PaperTable, margin, over_seeds, score_sheet, verdict
+from vort.experiments.scores import (
+    Comparison,
+    PaperTable,
+    margin,
+    over_seeds,
+    score_sheet,
+    verdict,
+    verdict_on_gain,
+)
 from vort.training.metrics import interval
 
 ACCURACY = PaperTable("t", "accuracy", ("a", "b"), {"Exponential": (90.0, 50.0)}, 2.0)
@@ -33,6 +41,23 @@ def record(model: str, seed: int, value: float, **tags: Any) -> dict[str, Any]:
 )
 def test_verdict_on_accuracy(values: list[float], expected: str) -> None:
     assert verdict(50.0, interval(values), ACCURACY) == expected
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ([40.0], "exceeded"),
+        ([26.0], "reproduced"),
+        ([5.0], "reproduced in part"),  # better, but by less than the paper says
+        ([1.0], "not reproduced"),
+        ([9.0, 10.0, 11.0], "reproduced in part"),
+        ([-5.0, 20.0, 60.0], "not reproduced"),  # the interval holds zero
+    ],
+)
+def test_a_smaller_gain_than_the_papers_is_reproduced_in_part(
+    gains: list[float], expected: str
+) -> None:
+    assert verdict_on_gain(27.0, Comparison(interval(gains)), ACCURACY) == expected
 
 
 def test_fewer_bits_are_better() -> None:

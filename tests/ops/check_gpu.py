@@ -49,24 +49,24 @@ COMPILED = {
 Job = tuple[str, Any, torch.dtype, int]
 
 
-def errors_of(job: Job) -> dict[str, float]:
+def errors_of(job: Job, device: str = "cuda") -> dict[str, float]:
     """What one job finds; its kind says which function is asked."""
     kind, case, dtype, seed = job
     if kind == "retention":
-        return relative_errors(case, dtype, "cuda", seed)
+        return relative_errors(case, dtype, device, seed)
     if kind == "step":
-        return step_errors(case, dtype, "cuda", seed)
+        return step_errors(case, dtype, device, seed)
     if kind == "local attention":
-        return local.relative_errors(case, dtype, "cuda", seed)
+        return local.relative_errors(case, dtype, device, seed)
     if kind == "local attention is causal to the bit":
-        return {"numbers of the past that change": local.changed_past("cuda", dtype)}
+        return {"numbers of the past that change": local.changed_past(device, dtype)}
     if kind in ("hedgehog", "favor"):
-        return maps.relative_errors(case, dtype, "cuda", seed)
+        return maps.relative_errors(case, dtype, device, seed)
     if kind == "rms_norm":
-        return norms.relative_errors(case, dtype, "cuda", seed)
+        return norms.relative_errors(case, dtype, device, seed)
     if kind == "order_weights":
-        return orders.relative_errors(case, dtype, "cuda", seed)
-    return {"gradient": COMPILED[kind]("cuda")}
+        return orders.relative_errors(case, dtype, device, seed)
+    return {"gradient": COMPILED[kind](device)}
 
 
 def check(job: Job) -> dict[str, object]:

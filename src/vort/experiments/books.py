@@ -17,6 +17,7 @@ from vort.experiments.scores import (
     seeds_of,
     show,
     training_notes,
+    verdict_on_gain,
 )
 from vort.experiments.sizes import sized
 from vort.experiments.tuned import tuned
@@ -160,20 +161,15 @@ def _claim(found: Mapping[str, list[Mapping[str, Any]]], ours: str, rival: str, 
     compared = margin(found[ours], found[rival], last, PAPER)
     gain = compared.difference
     rows = [PAPER.rows.get(MODELS[name].paper_row) for name in (ours, rival)]
-    paper = ours == "power_law" and rows[0] is not None and rows[1] is not None
-    less = (
-        f"{rows[1][-1] - rows[0][-1]:.2f} bits less"
-        if paper and rows[1] and rows[0]
-        else "fewer bits"
-    )
-    words = ("reproduced", "not reproduced") if paper else ("holds", "does not hold")
+    measured = f"{show(gain, 3)} bits less, {seeds_of(gain)}"
+    where = f"than {label_of(rival)} in the last class of positions"
+    if ours == "power_law" and rows[0] is not None and rows[1] is not None:
+        paper = rows[1][-1] - rows[0][-1]
+        states = f"{label_of(ours)} needs {paper:.2f} bits less {where}"
+        return Claim("table pg19", states, measured, verdict_on_gain(paper, compared, PAPER))
     clear = compared.beyond(PAPER.tolerance)
-    return Claim(
-        "table pg19" if paper else "ours",
-        f"{label_of(ours)} needs {less} than {label_of(rival)} in the last class of positions",
-        f"{show(gain, 3)} bits less, {seeds_of(gain)}",
-        words[0] if clear else words[1],  # type: ignore[arg-type]
-    )
+    states = f"{label_of(ours)} needs fewer bits {where}"
+    return Claim("ours", states, measured, "holds" if clear else "does not hold")
 
 
 BOOKS = Experiment(

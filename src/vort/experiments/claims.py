@@ -8,7 +8,13 @@ from vort.report.tables import Sheet
 
 # The last two are for statements of our own.
 Verdict = Literal[
-    "reproduced", "reproduced once corrected", "not reproduced", "holds", "does not hold"
+    "exceeded",
+    "reproduced",
+    "reproduced in part",
+    "reproduced once corrected",
+    "not reproduced",
+    "holds",
+    "does not hold",
 ]
 
 

@@ -17,6 +17,7 @@ from vort.experiments.scores import (
     seeds_of,
     show,
     training_notes,
+    verdict_on_gain,
 )
 from vort.experiments.sizes import recall_config
 from vort.experiments.tuned import tuned
@@ -99,12 +100,11 @@ def _kernel_claim(
     rows = [table.rows[MODELS[name].paper_row][-1] for name in (ours, rival)]
     paper = table.sign * (rows[0] - rows[1])
     gain = compared.difference
-    held = compared.beyond(table.tolerance)
     return Claim(
         f"table {table.label}",
         f"{label_of(ours)} is {paper:.1f} points better than {label_of(rival)} at long lags",
         f"{show(gain, 1)} points, {seeds_of(gain)}",
-        "reproduced" if held else "not reproduced",
+        verdict_on_gain(paper, compared, table),
     )
 
 

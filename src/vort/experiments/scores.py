@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vort.experiments.claims import Verdict
 from vort.experiments.models import MODELS
 from vort.report.tables import Sheet
 from vort.training.metrics import Interval, interval
@@ -20,6 +21,7 @@ __all__ = [
     "show",
     "training_notes",
     "verdict",
+    "verdict_on_gain",
 ]
 
 Record = Mapping[str, Any]
@@ -111,6 +113,20 @@ def verdict(paper: float, ours: Interval, table: PaperTable) -> str:
     if gain > room:
         return "exceeded"
     return "reproduced" if gain >= -room else "not reproduced"
+
+
+def verdict_on_gain(paper: float, ours: Comparison, table: PaperTable) -> Verdict:
+    """A difference between two rows against the paper's: clear at all, and as large.
+
+    One that is clear but smaller than the paper's reproduces it in part.
+    """
+    if not ours.beyond(table.tolerance):
+        return "not reproduced"
+    gain = ours.difference
+    room = max(gain.half if gain.count > 1 else 0.0, table.tolerance)
+    if gain.mean > paper + room:
+        return "exceeded"
+    return "reproduced" if gain.mean >= paper - room else "reproduced in part"
 
 
 def margin(

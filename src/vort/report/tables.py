@@ -54,6 +54,7 @@ def _style(cell: str) -> str:
 
 _STYLES = {
     "reproduced": "green",
+    "reproduced in part": "yellow",
     "reproduced once corrected": "yellow",
     "not reproduced": "red",
     "exceeded": "green",

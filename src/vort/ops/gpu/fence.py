@@ -2,10 +2,10 @@
 """The fence between pipelined loads and Hopper's matrix units, where Triton leaves it out.
 
 A load that a loop has begun ahead of time (cp.async) writes shared memory by one path; matrix units
-read it by another, and may read what was there before unless ``fence.proxy.async`` stands between.
-Triton adds it from version 3.8 on; before, only where a product's other operand is stored in the
-same step of the loop. Without it the gradients of small blocks, of which many share a
-multiprocessor, were wrong, and differently so in two runs.
+read it by another, and by the rules of the instruction set may read what was there before unless
+``fence.proxy.async`` stands between. Triton adds it from version 3.8 on; before, only where a
+product's other operand is stored in the same step of the loop. No wrong result was traced to its
+absence; it costs about one part in a hundred.
 """
 
 import torch

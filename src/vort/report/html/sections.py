@@ -29,6 +29,7 @@ __all__ = [
 VERDICTS = {
     "exceeded": "good",
     "reproduced": "good",
+    "reproduced in part": "fair",
     "reproduced once corrected": "fair",
     "not reproduced": "bad",
     "holds": "good",

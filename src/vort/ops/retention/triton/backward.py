@@ -348,8 +348,9 @@ def key_kernel(
             lagged = tl.sum(tl.reshape(colr.to(tl.float32) * x * -behind, [BT, NC, SP]), axis=1)
             drates += tl.sum(lagged, axis=0)
 
-    # later blocks of the span
-    if BLOCKS > 1:  # a span of one block has no other
+    # later blocks of the span; a single block has none, but without this loop do takes the place of
+    # k in shared memory, and ptxas 12.8 mixes up the addresses of two such tiles of different width
+    if BLOCKS > 1 or BK != BV:
         for i in range(block + 1, tl.cdiv(n, BT) + block):
             t0 = start + i * BT
             m = (end - t0).to(tl.int32)

@@ -1,0 +1,169 @@
+"""Kernels compiled for Hopper without a GPU, and two faults looked for in what comes out.
+
+Neither shows in the interpreter, and on a GPU only at times:
+
+- A uniform register is read that nothing wrote. ptxas 12.8, which Triton 3.6 and 3.7 carry, mixes
+  up the two halves of an address where tiles of different width lie at the same place in shared
+  memory one after another; the product then reads whatever lies elsewhere.
+- A product reads what a pipelined load (cp.async) wrote, with no fence.proxy.async in between.
+"""
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from inspect import isfunction
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+import vort.ops
+from vort.ops.gpu.launcher import Shape
+
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.bool: "*i1",
+}
+
+
+class Launch(NamedTuple):
+    """All that a compiled form depends on."""
+
+    module: str
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[int, Any], ...]
+    shape: Shape
+
+
+class Code(NamedTuple):
+    """A kernel in the assembler's language, and as the machine gets it."""
+
+    ptx: str
+    sass: str
+
+    def faults(self) -> list[str]:
+        return unfenced(self.ptx) + unwritten(self.sass)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[Launch, None]]:
+    """Ops called in here run on the CPU and compute nothing: their launches are written down."""
+    found: dict[Launch, None] = {}
+
+    def record(kernel: Any, grid: int, *arguments: Any, shape: Shape, **constants: Any) -> None:
+        if grid == 0:
+            return
+        types, fixed = [], []
+        for i, name in enumerate(kernel.arg_names):
+            if i < len(arguments) and arguments[i] is not None:
+                types.append((name, _type_of(arguments[i])))
+            else:
+                types.append((name, "constexpr"))
+                fixed.append((i, None if i < len(arguments) else constants[name]))
+        fn = kernel.fn
+        found[Launch(fn.__module__, fn.__name__, tuple(types), tuple(fixed), shape)] = None
+
+    def accept(*_: Any) -> None:
+        """Any device will do."""
+
+    with ExitStack() as patches:
+        for info in pkgutil.walk_packages(vort.ops.__path__, "vort.ops."):
+            module = importlib.import_module(info.name)
+            for name, stand_in in (("launch", record), ("require_kernels", accept)):
+                if isfunction(getattr(module, name, None)):
+                    patches.enter_context(mock.patch.object(module, name, stand_in))
+        yield found
+
+
+def _type_of(argument: Any) -> str:
+    if isinstance(argument, torch.Tensor):
+        return _TYPES[argument.dtype]
+    return "i32" if isinstance(argument, int) else "fp32"
+
+
+def compiled(launch: Launch) -> Code:
+    """A launch's kernel, compiled for Hopper."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(importlib.import_module(launch.module), launch.kernel)
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, (_, kind) in enumerate(launch.signature)
+        if kind.startswith("*")
+    }
+    constants = {(i,): value for i, value in launch.constants}
+    source = ASTSource(kernel, dict(launch.signature), constants, aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.shape.options())
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    descriptor, path = tempfile.mkstemp(suffix=".cubin")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(made.asm["cubin"])
+        listing = [str(tools / "nvdisasm"), "-c", path]
+        sass = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    finally:
+        os.unlink(path)
+    return Code(made.asm["ptx"], sass)
+
+
+def unfenced(ptx: str) -> list[str]:
+    """Products after a wait for pipelined loads, with no fence between."""
+    found, waited = [], False
+    for line in map(str.strip, ptx.splitlines()):
+        if line.startswith("cp.async.wait"):
+            waited = True
+        elif "fence.proxy.async" in line:
+            waited = False
+        elif line.startswith("wgmma.mma_async") and waited:
+            found.append(f"no fence before {line[:60]}")
+    return found
+
+
+def unwritten(sass: str) -> list[str]:
+    """Instructions that read a uniform register which none before them wrote."""
+    found: list[str] = []
+    written: set[int] = set()
+    for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", sass):
+        text = re.sub(r"^@!?U?PT?\d*\s+", "", match.group(1).strip())
+        operation, _, rest = text.partition(" ")
+        operands = [operand.strip() for operand in rest.split(",")]
+        # a logical operation may name a predicate first
+        place = 1 if operation.startswith("ULOP3") and operands[0].startswith("UP") else 0
+        target = re.fullmatch(r"UR(\d+)", operands[place]) if place < len(operands) else None
+        sources = [
+            (i, x) for i, x in enumerate(operands) if i > place or (i == place and not target)
+        ]
+        read = set().union(*(_read(operation, i, x) for i, x in sources))
+        if not read <= written:
+            found.append(f"read but not written: {text}")
+        if target:
+            number = int(target.group(1))
+            pair = re.search(r"\.64(\.|$)|\.WIDE", operation)
+            written |= {number, number + 1} if pair else {number}
+    return found
+
+
+def _read(operation: str, place: int, operand: str) -> set[int]:
+    """Uniform registers that an operand reads."""
+    found: set[int] = set()
+    for kind, number in re.findall(r"(gdesc|desc)?\[?(?<![A-Z0-9])UR(\d+)", operand):
+        first, count = int(number), 1
+        if kind == "gdesc":
+            # two addresses of two registers; in third place the first factor needs none
+            first, count = (first + 2, 2) if place == 2 else (first, 4)
+        elif kind == "desc" or re.search(r"^U.*\.64(\.|$)", operation):
+            count = 2
+        found |= set(range(first, first + count))
+    return found
