@@ -119,15 +119,34 @@ def compiled(launch: Launch) -> Code:
 
 
 def unfenced(ptx: str) -> list[str]:
-    """Products after a wait for pipelined loads, with no fence between."""
+    """Products after a loop's wait for its pipelined loads, with no fence between.
+
+    A wait with no load after it in its loop only ends the loop before: nothing reads those loads.
+    """
+    lines = [line.strip() for line in ptx.splitlines()]
+    loads = [i for i, line in enumerate(lines) if line.startswith("cp.async.c")]
+    loops = _loops(lines)
     found, waited = [], False
-    for line in map(str.strip, ptx.splitlines()):
+    for i, line in enumerate(lines):
         if line.startswith("cp.async.wait"):
-            waited = True
+            around = min((loop for loop in loops if i in loop), key=len, default=range(0))
+            waited = waited or any(j in around and j > i for j in loads)
         elif "fence.proxy.async" in line:
             waited = False
         elif line.startswith("wgmma.mma_async") and waited:
             found.append(f"no fence before {line[:60]}")
+    return found
+
+
+def _loops(lines: list[str]) -> list[range]:
+    """Lines from a label to a branch back to it."""
+    labels: dict[str, int] = {}
+    found = []
+    for i, line in enumerate(lines):
+        if label := re.match(r"(\$\w+):", line):
+            labels[label.group(1)] = i
+        elif (branch := re.search(r"\bbra\S*\s+(\$\w+);", line)) and branch.group(1) in labels:
+            found.append(range(labels[branch.group(1)], i))
     return found
 
 

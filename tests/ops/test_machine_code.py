@@ -5,13 +5,15 @@ import pytest
 from tests.ops.interpreter import needs_triton
 from tests.ops.machine_code import unfenced, unwritten
 
+WAIT, FENCE = "cp.async.wait_group 1;", "fence.proxy.async.shared::cta;"
+LOAD, PRODUCT = "cp.async.cg.shared.global [a], [b], 16;", "wgmma.mma_async.x;"
+LOOP, AGAIN = "$L__BB0_3: // loop", "@%p9 bra $L__BB0_3;"
 
-def test_a_product_right_after_a_wait_needs_a_fence() -> None:
-    wait, fence = "cp.async.wait_group 1;", "fence.proxy.async.shared::cta;"
-    product = "wgmma.mma_async.x;"
-    assert unfenced("\n".join([wait, "bar.sync 0;", product])) != []
-    assert unfenced("\n".join([wait, "bar.sync 0;", fence, product, product])) == []
-    assert unfenced(product) == []
+
+def test_a_product_after_a_wait_for_pipelined_loads_needs_a_fence() -> None:
+    assert unfenced("\n".join([LOOP, WAIT, "bar.sync 0;", PRODUCT, LOAD, AGAIN])) != []
+    assert unfenced("\n".join([LOOP, WAIT, FENCE, PRODUCT, PRODUCT, LOAD, AGAIN])) == []
+    assert unfenced("\n".join([LOOP, WAIT, FENCE, PRODUCT, LOAD, AGAIN, WAIT, PRODUCT])) == []
 
 
 @pytest.mark.parametrize(
