@@ -1,5 +1,9 @@
 """What is looked for in machine code is found there, and our kernels are free of it."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.ops.interpreter import needs_triton
@@ -51,3 +55,11 @@ def test_kernels_of_unequal_heads_compile_without_fault() -> None:
     for name, code in kernels.items():
         assert "HGMMA" in code.sass, name
         assert code.faults() == [], name
+
+
+@pytest.mark.slow
+@needs_triton
+def test_every_kernel_of_the_gpu_cases_compiles_without_fault() -> None:
+    script = Path(__file__).with_name("check_compiled.py")
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
