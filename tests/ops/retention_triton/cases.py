@@ -187,6 +187,9 @@ GPU_CASES = [
     Case(lengths=(0, 65, 512), key_dim=64, value_dim=32, terms=4, normalizer="none", span=64),
     Case(length=300, key_dim=64, value_dim=64, terms=8, fastest=1.7),
     Case(length=200, key_dim=64, value_dim=64, terms=8, fastest=1.7, normalizer="none"),
+    # a span of one block whose k and v differ in width: see machine_code.py
+    Case(length=200, key_dim=64, value_dim=32, terms=1, normalizer="none"),
+    Case(length=200, key_dim=64, value_dim=16, terms=2),
 ]  # fmt: skip
 
 # Ordered so that any third of them takes about as long as another.
