@@ -2,9 +2,9 @@
 
 Neither shows in the interpreter, and on a GPU only at times:
 
-- A uniform register is read that nothing wrote. ptxas 12.8, which Triton 3.6 and 3.7 carry, mixes
-  up the two halves of an address where tiles of different width lie at the same place in shared
-  memory one after another; the product then reads whatever lies elsewhere.
+- A product reads shared memory by a wrong descriptor. ptxas 12.8, which Triton 3.6 and 3.7 carry,
+  mixes up the two halves of a descriptor where tiles of different width lie at the same place one
+  after another: it reads a uniform register that nothing wrote, or one that holds another's.
 - A product reads what a pipelined load (cp.async) wrote, with no fence.proxy.async in between.
 """
 
@@ -52,7 +52,7 @@ class Code(NamedTuple):
     sass: str
 
     def faults(self) -> list[str]:
-        return unfenced(self.ptx) + unwritten(self.sass)
+        return unfenced(self.ptx) + unwritten(self.sass) + misread(self.ptx, self.sass)
 
 
 @contextmanager
@@ -172,6 +172,61 @@ def unwritten(sass: str) -> list[str]:
             pair = re.search(r"\.64(\.|$)|\.WIDE", operation)
             written |= {number, number + 1} if pair else {number}
     return found
+
+
+def misread(ptx: str, sass: str) -> list[str]:
+    """Products whose descriptor's upper half is none of those the kernel was written with.
+
+    It holds strides and the kind of swizzle, all constants; addresses are in the lower half and
+    never carry into it. Follows constants from line to line; what it cannot follow passes.
+    """
+    written = {
+        (int(number) >> 32) & 0xFFFFFFFF
+        for number in re.findall(r"(?:or|add)\.[bs]64\s.*, (-?\d{15,});", ptx)
+    }
+    found: list[str] = []
+    known: dict[int, int | None] = {}
+    for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", sass):
+        text = match.group(1).strip()
+        operation, _, rest = re.sub(r"^@!?U?PT?\d*\s+", "", text).partition(" ")
+        operands = [operand.strip() for operand in rest.split(",")]
+        if operation.startswith("HGMMA"):
+            place, first = next(
+                (i, int(m.group(1)))
+                for i, x in enumerate(operands)
+                if (m := re.match(r"gdesc\[UR(\d+)\]", x))
+            )
+            halves = [first + 3] if place == 2 else [first + 1, first + 3]
+            values = [known.get(half) for half in halves]
+            if any(value is not None and value not in written for value in values):
+                found.append(f"a descriptor of {[hex(v) for v in values if v is not None]}: {text}")
+        elif target := re.fullmatch(r"UR(\d+)", operands[0]):
+            number = int(target.group(1))
+            # carries come and go in predicates
+            terms = [x for x in operands[1:] if not x.lstrip("!").startswith("UP")]
+            pair = re.search(r"\.64(\.|$)|\.WIDE", operation)
+            if operation.startswith("UIADD3.64"):
+                small = all(re.fullmatch(r"URZ|-?0x[0-9a-f]{1,4}", term) for term in terms[1:])
+                known[number + 1] = _constant(terms[0], known, 1) if small else None
+                known[number] = None
+            elif operation.startswith(("UMOV", "UIADD3")) and not text.startswith("@"):
+                values = [_constant(term, known) for term in terms]
+                total = None if None in values else sum(v for v in values if v is not None)
+                known[number] = None if total is None else total & 0xFFFFFFFF
+            else:
+                known[number] = None
+                if pair:
+                    known[number + 1] = None
+    return found
+
+
+def _constant(term: str, known: dict[int, int | None], half: int = 0) -> int | None:
+    """What an operand holds, if that is known."""
+    if term == "URZ":
+        return 0
+    if register := re.fullmatch(r"UR(\d+)", term):
+        return known.get(int(register.group(1)) + half)
+    return int(term, 16) if re.fullmatch(r"-?0x[0-9a-f]+", term) else None
 
 
 def _read(operation: str, place: int, operand: str) -> set[int]:

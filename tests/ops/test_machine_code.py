@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.interpreter import needs_triton
-from tests.ops.machine_code import unfenced, unwritten
+from tests.ops.machine_code import misread, unfenced, unwritten
 
 WAIT, FENCE = "cp.async.wait_group 1;", "fence.proxy.async.shared::cta;"
 LOAD, PRODUCT = "cp.async.cg.shared.global [a], [b], 16;", "wgmma.mma_async.x;"
@@ -39,6 +39,44 @@ def test_a_uniform_register_is_written_before_it_is_read(code: list[str], faults
     assert len(unwritten(listing)) == faults
 
 
+WRITTEN_WITH = "or.b64 %rd1, %rd2, 4611686293305294848;"  # 0x40000040 in its upper half
+
+
+@pytest.mark.parametrize(
+    ("code", "faults"),
+    [
+        (["UMOV UR7, 0x40000040", "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8"], 0),
+        (["UMOV UR7, 0xc0000010", "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8"], 1),
+        # the descriptor of the first factor counts only where it is read from shared memory
+        (["UMOV UR5, URZ", "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8"], 0),
+        (["UMOV UR5, URZ", "HGMMA.64x64x16.F32.BF16 R8, gdesc[UR4], R8"], 1),
+        # a step further, from a half that is still zero and from one that is not
+        (
+            [
+                "UMOV UR3, URZ",
+                "UIADD3.X UR3, UR3, 0x40000040, URZ, UP0, !UPT",
+                "UMOV UR2, UR9",
+                "UIADD3.64 UR6, UR2, 0x20, URZ",
+                "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8",
+            ],
+            0,
+        ),
+        (
+            [
+                "UMOV UR3, 0x40000040",
+                "UIADD3.X UR7, UR3, 0x40000040, URZ, UP0, !UPT",
+                "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8",
+            ],
+            1,
+        ),
+        (["R2UR UR7, R3", "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8"], 0),  # not followed
+    ],
+)
+def test_products_read_by_descriptors_the_kernel_has(code: list[str], faults: int) -> None:
+    listing = "\n".join(f"        /*{16 * i:04x}*/   {text} ;" for i, text in enumerate(code))
+    assert len(misread(WRITTEN_WITH, listing)) == faults
+
+
 @needs_triton
 def test_kernels_of_unequal_heads_compile_without_fault() -> None:
     """The shape that ptxas 12.8 once got wrong."""
@@ -51,9 +89,10 @@ def test_kernels_of_unequal_heads_compile_without_fault() -> None:
     with recorded() as found:
         relative_errors(case, torch.bfloat16, "cpu", 0)
     kernels = {launch.kernel: compiled(launch) for launch in found}
-    assert set(kernels) == {"state_kernel", "output_kernel", "query_kernel", "key_kernel"}
+    with_products = {"state_kernel", "output_kernel", "query_kernel", "key_kernel"}
+    assert set(kernels) == with_products | {"weights_kernel"}
     for name, code in kernels.items():
-        assert "HGMMA" in code.sass, name
+        assert ("HGMMA" in code.sass) == (name in with_products), name
         assert code.faults() == [], name
 
 

@@ -18,6 +18,18 @@ def load_rows(
 
 
 @triton.jit
+def load_flipped(
+    ptr, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):
+    """The tile of :func:`load_rows` the other way around, ``[BD, BT]``."""
+    rows = tl.arange(0, BT)
+    cols = col0 + tl.arange(0, BD)
+    base = ptr + (t0 * H + h) * D
+    mask = (rows[None, :] < n) & (cols[:, None] < D)
+    return tl.load(base + rows[None, :] * (H * D) + cols[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
 def store_rows(
     ptr, x, t0, n, h, H: tl.constexpr, col0, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ):

@@ -6,15 +6,19 @@ import triton
 import triton.language as tl
 
 from vort.ops.gpu.fence import fence_loads
+from vort.ops.gpu.hints import keep_branch
 from vort.ops.gpu.rows import load_column, load_rows, store_rows
 
 from .tiles import (
-    causal,
-    diagonal_factors,
+    column_factors,
+    later,
     load_modes,
     load_normalizer,
     load_rates,
     load_state,
+    remembered,
+    row_factors,
+    same,
     span_bounds,
 )
 
@@ -22,9 +26,8 @@ from .tiles import (
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def output_kernel(
     q, k, v, write, read, log_decay, G, b, o, den_out, table, T, SPANS, rate_h, eps,
-    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, SD: tl.constexpr, K: tl.constexpr,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
-    GB: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, SELF: tl.constexpr, VARLEN: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
@@ -49,7 +52,8 @@ def output_kernel(
     acc = tl.zeros([BT, BV], dtype=tl.float32)
     since = (at + block * BT + 1).to(tl.float32)
 
-    for s in range(S):
+    rates = load_rates(log_decay, h, rate_h, modes, S)
+    for s in range(remembered(rates, block * BT, S, SP)):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
         if HAS_READ:
             f *= load_column(read, t0, n, h, H, s, S, BT)
@@ -58,55 +62,54 @@ def output_kernel(
         # scaled after the product: q stays put as an operand, and is not rounded S times
         acc += f[:, None] * tl.dot(qt, g, input_precision=PREC)
 
-    rates = load_rates(log_decay, h, rate_h, modes, S)
-    row = tl.exp2(rates[None, :] * at[:, None].to(tl.float32))
+    den = tl.zeros([BT], dtype=tl.float32)
+    row = row_factors(rates, 0, BT)
     if HAS_READ:
-        row *= load_modes(read, t0, n, h, H, modes, S, BT)
+        readt = load_modes(read, t0, n, h, H, modes, S, BT)
+        row *= readt
     if NORM == 1:
         bt = load_normalizer(b, slot, modes, S, K, BK).to(dtype)
         # not q b^T: see _sums in states.py
         qb = tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
-        den = tl.sum(qb * row * tl.exp2(rates * (block * BT + 1))[None, :], axis=1)
+        qb *= tl.exp2(rates[None, :] * since[:, None])
+        if HAS_READ:
+            qb *= readt
+        den += tl.sum(qb, axis=1)
     elif NORM == 2:
         ks = tl.arange(0, BK)
         b0 = tl.load(b + slot * K + ks, mask=ks < K, other=0.0)
-        den = tl.sum(qt.to(tl.float32) * b0[None, :], axis=1)
+        den += tl.sum(qt.to(tl.float32) * b0[None, :], axis=1)
     row = row.to(dtype)
 
-    if BLOCKS > 1:  # a span of one block has no other
-        for j in range(block):
-            # every pair straddles t0, so both halves of the decay are at most 1
-            c0 = start + j * BT
-            kt = load_rows(k, c0, BT, h, H, 0, K, BT, BK)
-            vt = load_rows(v, c0, BT, h, H, vb * BV, V, BT, BV)
-            ahead = ((block - j) * BT - at).to(tl.float32)
-            col = tl.exp2(rates[None, :] * ahead[:, None])
-            col *= load_modes(write, c0, BT, h, H, modes, S, BT)
-            fence_loads(j)
-            p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
+    # blocks of the span up to its own
+    for j in range(block + 1):
+        c0 = start + j * BT
+        m = (end - c0).to(tl.int32)
+        kt = load_rows(k, c0, m, h, H, 0, K, BT, BK)
+        vt = load_rows(v, c0, m, h, H, vb * BV, V, BT, BV)
+        writet = load_modes(write, c0, m, h, H, modes, S, BT)
+        col = (column_factors(rates, (block - j) * BT, BT) * writet).to(dtype)
+        fence_loads(j)
+        p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
+        w = tl.dot(row, tl.trans(col), input_precision=PREC)
+        if NORM == 2:
+            plain = p
+        if j == block:
+            keep_branch(j)
+            w = tl.where(later(BT), w, 0.0)
+            if SELF:
+                own = writet
+                if HAS_READ:
+                    own = writet * readt
+                w = tl.where(same(BT), tl.sum(own, axis=1)[:, None], w)
             if NORM == 2:
-                den += tl.sum(p, axis=1)
-            p *= tl.dot(row, tl.trans(col.to(dtype)), input_precision=PREC)
-            if NORM == 1:
-                den += tl.sum(p, axis=1)
-            acc = tl.dot(p.to(dtype), vt, acc, input_precision=PREC)
-
-    kt = load_rows(k, t0, n, h, H, 0, K, BT, BK)
-    vt = load_rows(v, t0, n, h, H, vb * BV, V, BT, BV)
-    wide = tl.arange(0, (BT // GB) * SD) % SD
-    drow, dcol, _ = diagonal_factors(load_rates(log_decay, h, rate_h, wide, S), BT, GB, SD)
-    if HAS_READ:
-        drow *= load_modes(read, t0, n, h, H, wide, S, BT)
-    dcol *= load_modes(write, t0, n, h, H, wide, S, BT)
-    mask = causal(BT, SELF)
-    p = tl.where(mask, tl.dot(qt, tl.trans(kt), input_precision=PREC), 0.0)
-    if NORM == 2:
-        den += tl.sum(p, axis=1)
-    w = tl.dot(drow.to(dtype), tl.trans(dcol.to(dtype)), input_precision=PREC)
-    p = tl.where(mask, p * w, 0.0)
-    if NORM == 1:
-        den += tl.sum(p, axis=1)
-    acc = tl.dot(p.to(dtype), vt, acc, input_precision=PREC)
+                plain = tl.where(later(BT) | (same(BT) & SELF), p, 0.0)
+        p *= w
+        if NORM == 1:
+            den += tl.sum(p, axis=1)
+        elif NORM == 2:
+            den += tl.sum(plain, axis=1)
+        acc = tl.dot(p.to(dtype), vt, acc, input_precision=PREC)
 
     if NORM > 0:
         acc *= (1.0 / (tl.abs(den) + eps))[:, None]

@@ -13,14 +13,19 @@ from .carry import carry_kernel
 from .forward import output_kernel
 from .states import state_kernel
 from .tiling import Tiling, choose_tiling
+from .weights import weights_kernel
 
 __all__ = ["Problem", "run_backward", "run_forward"]
 
 # Programs of the walk over states for a large GPU: four run at once on each of 132
-# multiprocessors, and some more take the place of those that end early (b costs less than G).
-RESIDENT = 600
-# Segments cost a second pass and run closer together: fewer than this gain nothing.
+# multiprocessors, and as many again take the place of those that end early (b costs less than G,
+# and fast modes less than slow ones).
+RESIDENT = 1050
+# Segments cost a second pass and run closer together: fewer than this gain nothing, nor do they
+# where this many programs walk over fewer tokens than these.
 FEWEST_SEGMENTS = 5
+MANY_PROGRAMS = 100
+FEW_TOKENS = 16_384
 # Parts of a segment in the first pass, where programs differ in how far they look back.
 FINE = 4
 ROWWISE = Shape(columns=0, warps=4, stages=1)
@@ -121,7 +126,6 @@ class Problem:
             "SP": tiling.modes,
             "BK": tiling.keys,
             "BT": tiling.rows,
-            "GB": tiling.group,
             "SELF": self.include_self,
             "PREC": tiling.precision,
         }
@@ -148,8 +152,10 @@ def _rate_stride(log_decay: Tensor) -> int:
     return log_decay.shape[-1] if log_decay.dim() == 2 else 0
 
 
-def _segments(programs: int, spans: int) -> int:
+def _segments(programs: int, spans: int, span: int) -> int:
     """Pieces a sequence is cut into, so that `programs` walks fill the GPU; 1 if it is not cut."""
+    if programs >= MANY_PROGRAMS and spans * span < FEW_TOKENS:
+        return 1
     segments = min(RESIDENT // max(programs, 1), spans // 2)
     return segments if segments >= FEWEST_SEGMENTS else 1
 
@@ -177,7 +183,6 @@ def _states(
     log_decay: Tensor,
     first: Pair,
     keep_last: bool,
-    scale: Tensor | None = None,
     shift: Tensor | None = None,
     reverse: bool = False,
     others: Pair = (None, None),
@@ -195,7 +200,7 @@ def _states(
     blocks = key_blocks * _cdiv(p.value_dim, columns) * _cdiv(p.terms, tiling.state_modes)
     blocks += key_blocks if p.normalizer else 0
     programs = p.sequences * p.heads * blocks
-    segments = _segments(programs, p.slots // max(p.sequences, 1))
+    segments = _segments(programs, p.slots // max(p.sequences, 1), tiling.span)
     rate_stride = _rate_stride(log_decay)
     common = p.common() | {
         "SB": p.norm_terms, "SEGMENTS": segments, "FINE": FINE, "REVERSE": reverse,
@@ -208,15 +213,22 @@ def _states(
     def walk(grid: int, states: Pair, start: Pair, last: Pair, sums: Pair) -> None:
         only_sums = sums[0] is not None
         launch(
-            state_kernel, grid, x, y, weight, log_decay, scale, shift, *states, *others, *start,
+            state_kernel, grid, x, y, weights, log_decay, shift, *states, *others, *start,
             *last, *sums, grad, p.cu, p.seq_span, p.length, p.spans, rate_stride,
             SP=tiling.modes, SG=tiling.state_modes, BK=tiling.state_keys, BV=columns,
-            BL=tiling.state_rows, SUMS=only_sums, HAS_WEIGHT=weight is not None,
-            HAS_SCALE=scale is not None, HAS_FIRST=start[0] is not None,
+            BL=tiling.state_rows, SUMS=only_sums,
+            HAS_SHIFT=shift is not None, HAS_FIRST=start[0] is not None,
             HAS_LAST=last[0] is not None, DECAY_GRAD=grad is not None and not only_sums,
             PREC=tiling.precision, shape=tiling.state, **common,
         )  # fmt: skip
 
+    weights = x.new_empty(p.slots, p.heads, p.terms, tiling.span, dtype=torch.float32)
+    launch(
+        weights_kernel, p.slots * p.heads * (tiling.span // tiling.state_rows),
+        log_decay, weight, weights, p.table, p.length, p.spans, rate_stride,
+        H=p.heads, S=p.terms, SP=tiling.modes, SPAN=tiling.span, BL=tiling.state_rows,
+        REVERSE=reverse, HAS_WEIGHT=weight is not None, VARLEN=p.cu is not None, shape=ROWWISE,
+    )  # fmt: skip
     grad = None
     if others[0] is not None:
         rows = p.sequences * segments * blocks
@@ -264,7 +276,7 @@ def run_forward(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
-        BV=columns, SD=tiling.diagonal_modes, HAS_READ=read is not None,
+        BV=columns, HAS_READ=read is not None,
         shape=tiling.output, **p.block(),
     )  # fmt: skip
     kept = (states.G, states.b) if p.keeps_states else states.carry
@@ -293,14 +305,15 @@ def run_backward(
 ]:
     """Gradients to q, k, v, write, read, log_decay `[H, S]`, initial G and b. All contiguous."""
     p, tiling = problem, problem.tiling
-    inv = shift = None
+    shift = None
     if den is not None:
-        inv, shift = torch.empty_like(den), torch.empty_like(den)
+        scaled, shift = torch.empty_like(do), torch.empty_like(den)
         launch(
             normalizer_kernel, _cdiv(den.numel(), 32),
-            o, do, den, inv, shift, den.numel(), p.eps,
+            o, do, den, scaled, shift, den.numel(), p.eps,
             V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, shape=ROWWISE,
         )  # fmt: skip
+        do = scaled
     rate_stride = _rate_stride(log_decay)
     flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
     row_part = column_part = None
@@ -315,12 +328,12 @@ def run_backward(
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     launch(
         query_kernel, p.row_blocks * p.heads,
-        q, k, v, write, read, log_decay, G, b, do, inv, shift, dq, dread, row_part, p.table,
+        q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, row_part, p.table,
         p.length, p.spans, rate_stride, BV=tiling.query.columns, shape=tiling.query, **flags,
     )  # fmt: skip
 
     R, rb, dG_first, db_first, grad, _ = _states(
-        p, q, do, read, log_decay, (dG_last, db_last), G_first is not None, inv, shift,
+        p, q, do, read, log_decay, (dG_last, db_last), G_first is not None, shift,
         reverse=True, others=(G, b) if decay_grad else (None, None),
     )  # fmt: skip
     del G, b, kept
@@ -332,7 +345,7 @@ def run_backward(
     ):
         launch(
             key_kernel, p.row_blocks * p.heads * programs,
-            q, k, v, write, read, log_decay, R, rb, do, inv, shift, dk, dv, dwrite, column_part,
+            q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, column_part,
             p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
             BV=tiling.key.columns, shape=tiling.key, **flags,
         )  # fmt: skip

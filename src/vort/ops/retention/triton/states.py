@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: SIM102, SIM108  (branches on compile-time constants stay branches)
+# ruff: noqa: SIM102  (branches on compile-time constants stay branches)
 """States at span starts, forward and backward, built and carried along in one walk.
 
 The decays are constants, so n tokens multiply a state by ``exp(l n)``: no gates to scan.
@@ -16,47 +16,49 @@ little, and cuts segments finer (FINE parts each), so that programs with work to
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.rows import load_column, load_rows
+from vort.ops.gpu.fence import fence_loads
+from vort.ops.gpu.hints import uniform
+from vort.ops.gpu.rows import load_column, load_flipped, load_rows
 
-from .tiles import DEAD, load_modes, load_rates
-
-# A segment's sum leaves out tokens that have decayed by 2**-MEMORY, far below float32's last bit.
-MEMORY = tl.constexpr(64.0)
+from .tiles import DEAD, MEMORY, load_rates
 
 
 @triton.jit
 def _walk(
-    it, n_spans, length, first_token, first_span,
+    it, steps, n_spans, length, first_token, first_span,
     SPAN: tl.constexpr, BL: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
-    """Where step ``it`` of the walk is: part of which span, first token, tokens left, slot."""
-    PARTS: tl.constexpr = SPAN // BL
-    p = it // PARTS
-    part = it % PARTS
+    """Where step ``it`` of the walk is, with 2**steps of them in a span.
+
+    Whether a span begins, part of the span, first token, tokens left, slot. Those steps are the
+    parts next to the edge the walk comes to: what lies further from it is forgotten there.
+    """
+    p = it >> steps
+    part = it & ((1 << steps) - 1)
+    begins = part == 0
     if REVERSE:
         p = n_spans - 1 - p
     span_length = tl.minimum(length - p * SPAN, SPAN)
+    if not REVERSE:
+        part += tl.maximum(tl.cdiv(span_length, BL) - (1 << steps), 0)
     t0 = first_token + p * SPAN + part * BL
-    return part, t0, span_length - part * BL, span_length.to(tl.float32), first_span + p
+    return begins, part, t0, span_length - part * BL, span_length.to(tl.float32), first_span + p
 
 
 @triton.jit
-def _lags(part, n, BL: tl.constexpr, REVERSE: tl.constexpr):
-    """Tokens to the span's last one (forward) or from the one before its first (backward)."""
-    at = tl.arange(0, BL)
-    if REVERSE:
-        lag = at + part * BL + 1
-    else:
-        lag = tl.maximum(n - 1 - at, 0)
-    return lag.to(tl.float32)
+def _memory(rate):
+    """Tokens after which a decay in base 2 has forgotten."""
+    return (1.0 / tl.maximum(-rate, 1.0e-6) * MEMORY).to(tl.int32) + 1
 
 
 @triton.jit
-def _remembered(rate, SPAN: tl.constexpr):
-    """Spans before a segment's end that still matter there, for a decay in base 2."""
-    tokens = MEMORY / tl.maximum(-rate, 1.0e-6)
-    # one for the rest of the division, one because the sequence may end in a short span
-    return (tokens / SPAN).to(tl.int32) + 2
+def _steps(tokens, SPAN: tl.constexpr, BL: tl.constexpr):
+    """The least n so that 2**n parts of BL tokens hold so many, or the whole span."""
+    steps = tokens * 0
+    for power in tl.static_range(8):
+        if (BL << power) < SPAN:
+            steps += tl.where(tokens > (BL << power), 1, 0)
+    return uniform(steps)
 
 
 @triton.jit
@@ -92,17 +94,15 @@ def _mark(
 
 @triton.jit
 def _add(
-    acc, xt, yt, lag, weight, gain, rate, s, h, t0, left,
-    H: tl.constexpr, S: tl.constexpr, BL: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, PREC: tl.constexpr,
+    acc, xt, yt, weights, s, h, slot, part,
+    H: tl.constexpr, S: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Add BL tokens to one mode."""
-    w = tl.exp2(rate * lag)
-    if HAS_WEIGHT:
-        w *= load_column(weight, t0, tl.where(s < S, left, 0), h, H, s, S, BL)
-    if HAS_SCALE:
-        w *= gain
-    return tl.dot(tl.trans(xt), yt * w.to(yt.dtype)[:, None], acc, input_precision=PREC)
+    # modes come in pairs: the one beyond an odd S is added to, and stored nowhere
+    at = ((slot * H + h).to(tl.int64) * S + tl.minimum(s, S - 1)) * SPAN + part * BL
+    # nothing but loads and products, so that Triton scales x in the registers it multiplies from
+    w = tl.load(weights + at + tl.arange(0, BL))
+    return tl.dot(xt * w.to(xt.dtype)[None, :], yt, acc, input_precision=PREC)
 
 
 @triton.jit
@@ -127,20 +127,19 @@ def _finish(
 
 @triton.jit
 def _values(
-    x, y, weight, log_decay, scale, G, other, first, last, segment_sums, grad,
+    x, y, weights, log_decay, G, other, first, last, segment_sums, grad,
     h, n, seg, kb, vb, sg, n_spans, length, per, first_token, first_span, rate_h, grad_at,
     H: tl.constexpr, S: tl.constexpr, SG: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
     SEGMENTS: tl.constexpr, FINE: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr,
-    HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+    HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr,
+    PREC: tl.constexpr,
 ):  # fmt: skip
-    """One, two or four modes of a [BK, BV] tile of G, each in its own registers.
+    """One or two modes of a [BK, BV] tile of G, each in its own registers.
 
     Spelled out mode by mode: side by side in one tile, their weights would need a three-axis
     product, which Triton lays out one element to a thread.
     """
-    PARTS: tl.constexpr = SPAN // BL
     ks = kb * BK + tl.arange(0, BK)
     vs = vb * BV + tl.arange(0, BV)
     tile = ks[:, None] * V + vs[None, :]
@@ -163,34 +162,20 @@ def _values(
         acc1 = _begin(
             first, s1, h, n, seg, tile, mask1, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
         )  # fmt: skip
-    if SG > 2:
-        s2 = s0 + 2
-        s3 = s0 + 3
-        mask2 = mask & ((ks * 0 + s2)[:, None] < S)
-        mask3 = mask & ((ks * 0 + s3)[:, None] < S)
-        rate2 = load_rates(log_decay, h, rate_h, s2, S)
-        rate3 = load_rates(log_decay, h, rate_h, s3, S)
-        slowest = tl.maximum(slowest, tl.where(s2 < S, rate2, DEAD))
-        slowest = tl.maximum(slowest, tl.where(s3 < S, rate3, DEAD))
-        total2 = 0.0
-        total3 = 0.0
-        acc2 = _begin(
-            first, s2, h, n, seg, tile, mask2, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
-        )  # fmt: skip
-        acc3 = _begin(
-            first, s3, h, n, seg, tile, mask3, H, S, K, V, BK, BV, SEGMENTS, SUMS, HAS_FIRST
-        )  # fmt: skip
     begin = seg * per
     end = tl.minimum(begin + per, n_spans)
     if SUMS:
-        # what is read is the sum at the end of the whole segment
+        # what is read is the sum at the end of the whole segment; one span more for the rest of the
+        # division, and one because the sequence may end in a short one
         whole = tl.minimum((seg // FINE + 1) * FINE * per, n_spans)
-        begin = tl.maximum(begin, whole - _remembered(slowest, SPAN))
-    for it in range(begin * PARTS, end * PARTS):
-        part, t0, left, span_length, slot = _walk(
-            it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
+        begin = tl.maximum(begin, whole - _memory(slowest) // SPAN - 2)
+    # the last part of a sequence may have few tokens, so that what it ends with needs one more
+    steps = _steps(_memory(slowest) + (BL if HAS_LAST and not REVERSE else 0), SPAN, BL)
+    for it in range(begin << steps, end << steps):
+        begins, part, t0, left, span_length, slot = _walk(
+            it, steps, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
         )
-        if part == 0:
+        if begins:
             acc0, total0 = _mark(
                 acc0, total0, G, other, rate0, s0, h, slot, span_length, tile, mask0,
                 H, S, K, V, SUMS, DECAY_GRAD,
@@ -200,39 +185,12 @@ def _values(
                     acc1, total1, G, other, rate1, s1, h, slot, span_length, tile, mask1,
                     H, S, K, V, SUMS, DECAY_GRAD,
                 )  # fmt: skip
-            if SG > 2:
-                acc2, total2 = _mark(
-                    acc2, total2, G, other, rate2, s2, h, slot, span_length, tile, mask2,
-                    H, S, K, V, SUMS, DECAY_GRAD,
-                )  # fmt: skip
-                acc3, total3 = _mark(
-                    acc3, total3, G, other, rate3, s3, h, slot, span_length, tile, mask3,
-                    H, S, K, V, SUMS, DECAY_GRAD,
-                )  # fmt: skip
-        xt = load_rows(x, t0, left, h, H, kb * BK, K, BL, BK)
+        xt = load_flipped(x, t0, left, h, H, kb * BK, K, BL, BK)
         yt = load_rows(y, t0, left, h, H, vb * BV, V, BL, BV)
-        lag = _lags(part, left, BL, REVERSE)
-        gain = lag
-        if HAS_SCALE:
-            gain = load_column(scale, t0, left, h, H, 0, 1, BL)
-        acc0 = _add(
-            acc0, xt, yt, lag, weight, gain, rate0, s0, h, t0, left,
-            H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
-        )  # fmt: skip
+        fence_loads(it)
+        acc0 = _add(acc0, xt, yt, weights, s0, h, slot, part, H, S, SPAN, BL, PREC)
         if SG > 1:
-            acc1 = _add(
-                acc1, xt, yt, lag, weight, gain, rate1, s1, h, t0, left,
-                H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
-            )  # fmt: skip
-        if SG > 2:
-            acc2 = _add(
-                acc2, xt, yt, lag, weight, gain, rate2, s2, h, t0, left,
-                H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
-            )  # fmt: skip
-            acc3 = _add(
-                acc3, xt, yt, lag, weight, gain, rate3, s3, h, t0, left,
-                H, S, BL, HAS_WEIGHT, HAS_SCALE, PREC,
-            )  # fmt: skip
+            acc1 = _add(acc1, xt, yt, weights, s1, h, slot, part, H, S, SPAN, BL, PREC)
     _finish(
         acc0, total0, last, segment_sums, grad, s0, h, n, seg, grad_at, tile, mask0,
         H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
@@ -242,33 +200,23 @@ def _values(
             acc1, total1, last, segment_sums, grad, s1, h, n, seg, grad_at, tile, mask1,
             H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
         )  # fmt: skip
-    if SG > 2:
-        _finish(
-            acc2, total2, last, segment_sums, grad, s2, h, n, seg, grad_at, tile, mask2,
-            H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
-        )  # fmt: skip
-        _finish(
-            acc3, total3, last, segment_sums, grad, s3, h, n, seg, grad_at, tile, mask3,
-            H, S, K, V, SEGMENTS, FINE, SUMS, HAS_LAST, DECAY_GRAD,
-        )  # fmt: skip
 
 
 @triton.jit
 def _sums(
-    x, weight, log_decay, shift, b, other, first, last, segment_sums, grad,
+    x, weights, log_decay, shift, b, other, first, last, segment_sums, grad,
     h, n, seg, kb, n_spans, length, per, first_token, first_span, rate_h, grad_at,
     H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     BK: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr,
     FINE: tl.constexpr, SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr,
-    HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
+    HAS_SHIFT: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """Every mode of b, as ``[weights]^T x``.
+    """Every mode of b, as weights times x.
 
-    Not ``x^T [weights]``: for a tile 16 columns wide and 256 rows deep Triton 3.6 reads beyond it
+    Not ``x^T weights^T``: for a tile 16 columns wide and 256 rows deep Triton 3.6 reads beyond it
     in shared memory on Hopper. The weights keep more bits than bfloat16, since b sums over signs.
     """
-    PARTS: tl.constexpr = SPAN // BL
     FINER: tl.constexpr = (SEGMENTS - 1) * FINE
     modes = tl.arange(0, SP)
     ks = kb * BK + tl.arange(0, BK)
@@ -285,12 +233,13 @@ def _sums(
         acc += tl.load(first + at + offs, mask=mask, other=0.0).to(tl.float32)
     begin = seg * per
     end = tl.minimum(begin + per, n_spans)
-    for it in range(begin * PARTS, end * PARTS):
-        part, t0, left, span_length, slot = _walk(
-            it, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
+    steps = _steps(begin * 0 + SPAN, SPAN, BL)
+    for it in range(begin << steps, end << steps):
+        begins, part, t0, left, span_length, slot = _walk(
+            it, steps, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
         )
         fade = tl.exp2(rates * span_length)
-        if part == 0:
+        if begins:
             if not SUMS:
                 at = (slot * H + h).to(tl.int64) * STATE
                 tl.store(b + at + offs, acc, mask=mask)
@@ -299,16 +248,15 @@ def _sums(
                     gsum += acc * o * (span_length * fade)[:, None]
             acc *= fade[:, None]
         xt = load_rows(x, t0, left, h, H, kb * BK, K, BL, BK)
-        lag = _lags(part, left, BL, REVERSE)
         if NORM == 1:
-            w = tl.exp2(rates[None, :] * lag[:, None])
-            if HAS_WEIGHT:
-                w *= load_modes(weight, t0, left, h, H, modes, S, BL)
+            at = (slot * H + h).to(tl.int64) * (S * SPAN) + part * BL
+            where = modes[:, None] * SPAN + tl.arange(0, BL)[None, :]
+            w = tl.load(weights + at + where, mask=(modes < S)[:, None], other=0.0)
         else:
-            w = tl.where(modes[None, :] + lag[:, None] * 0 == 0, 1.0, 0.0)
-        if HAS_SCALE:
-            w *= load_column(shift, t0, left, h, H, 0, 1, BL)[:, None]
-        acc = tl.dot(tl.trans(w), xt.to(tl.float32), acc, input_precision=PREC)
+            w = tl.where((modes == 0)[:, None], tl.full([SP, BL], 1.0, dtype=tl.float32), 0.0)
+        if HAS_SHIFT:
+            w *= load_column(shift, t0, left, h, H, 0, 1, BL)[None, :]
+        acc = tl.dot(w, xt.to(tl.float32), acc, input_precision=PREC)
     if SUMS:
         at = ((n * H + h).to(tl.int64) * FINER + seg) * STATE
         tl.store(segment_sums + at + offs, acc, mask=mask)
@@ -323,18 +271,18 @@ def _sums(
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def state_kernel(
-    x, y, weight, log_decay, scale, shift, G, b, G_other, b_other, G_first, b_first,
+    x, y, weights, log_decay, shift, G, b, G_other, b_other, G_first, b_first,
     G_last, b_last, G_sums, b_sums, grad, cu, seq_span, T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SG: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr, FINE: tl.constexpr,
-    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    HAS_SCALE: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_SHIFT: tl.constexpr,
+    HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
     DECAY_GRAD: tl.constexpr, VARLEN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``G[slot, h, s]`` and ``b[slot, h, s]``: what a span starts (backward: ends) with.
 
-    Forward: ``sum_i exp(l (a-1-i)) weight[i, s] scale[i] x_i y_i^T`` over tokens before the span's
+    Forward: ``sum_i exp(l (a-1-i)) weight[i, s] x_i y_i^T`` over tokens before the span's
     first one, a. Backward the same over tokens after the span, to its last one.
     ``grad[block, h, s]``: the part of the gradient to log_decay owed to decay over whole spans.
     """
@@ -365,18 +313,18 @@ def state_kernel(
     grad_at = (((n * SEGMENTS + seg) * BLOCKS + block) * H + h) * S
     if block < NK * NV * NS:
         _values(
-            x, y, weight, log_decay, scale, G, G_other, G_first, G_last, G_sums, grad,
+            x, y, weights, log_decay, G, G_other, G_first, G_last, G_sums, grad,
             h, n, seg, block // (NV * NS), block % NV, (block // NV) % NS, n_spans, length, per,
             first_token, first_span, rate_h, grad_at,
-            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, FINE, SUMS, REVERSE, HAS_WEIGHT,
-            HAS_SCALE, HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
+            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, FINE, SUMS, REVERSE,
+            HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
         )  # fmt: skip
     else:
         if NORM > 0:
             _sums(
-                x, weight, log_decay, shift, b, b_other, b_first, b_last, b_sums, grad,
+                x, weights, log_decay, shift, b, b_other, b_first, b_last, b_sums, grad,
                 h, n, seg, block - NK * NV * NS, n_spans, length, per, first_token, first_span,
                 rate_h, grad_at,
-                H, S, SB, SP, K, BK, SPAN, BL, SEGMENTS, FINE, SUMS, NORM, REVERSE, HAS_WEIGHT,
-                HAS_SCALE, HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
+                H, S, SB, SP, K, BK, SPAN, BL, SEGMENTS, FINE, SUMS, NORM, REVERSE,
+                HAS_SHIFT, HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
             )  # fmt: skip

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: SIM108  (branches on compile-time constants stay branches)
+
 """Pieces shared by the retention kernels: where a span lies, how a tile is read, how decays factor.
 
 Tokens are packed: a batch ``[B, T, ...]`` is B sequences of T tokens laid end to end, so that one
@@ -11,12 +11,15 @@ kept at span starts alone, and inside a span the op is a masked matrix, worked o
 import triton
 import triton.language as tl
 
+from vort.ops.gpu.hints import uniform
+from vort.ops.gpu.rows import load_column
+
 # Below this exponent exp2 is zero in float32; it also stands for "masked out" before exp2, so that
 # no infinity is ever multiplied by zero.
 DEAD = tl.constexpr(-1.0e4)
 LOG2E = tl.constexpr(1.4426950408889634)
-# A factor of a diagonal block reaches at most 2**REACH: its square overflows only where masked.
-REACH = tl.constexpr(115.0)
+# A mode is forgotten after decaying by 2**-MEMORY, far below float32's last bit.
+MEMORY = tl.constexpr(40.0)
 
 
 @triton.jit
@@ -35,10 +38,14 @@ def span_bounds(span, table, T, SPANS, SPAN: tl.constexpr, VARLEN: tl.constexpr)
 @triton.jit
 def load_modes(ptr, t0, n, h, H: tl.constexpr, s, S: tl.constexpr, BT: tl.constexpr):
     """Columns ``s`` (a vector, entries >= S read as zero) of a ``[tokens, H, S]`` tensor."""
-    rows = tl.arange(0, BT)
-    base = ptr + (t0 * H + h) * S
-    mask = (rows[:, None] < n) & (s[None, :] < S)
-    x = tl.load(base + rows[:, None] * (H * S) + s[None, :], mask=mask, other=0.0)
+    if S == 1:
+        # not as a tile, of which one number in a row would be loaded
+        x = tl.where(s[None, :] == 0, load_column(ptr, t0, n, h, H, 0, 1, BT)[:, None], 0.0)
+    else:
+        rows = tl.arange(0, BT)
+        base = ptr + (t0 * H + h) * S
+        mask = (rows[:, None] < n) & (s[None, :] < S)
+        x = tl.load(base + rows[:, None] * (H * S) + s[None, :], mask=mask, other=0.0)
     return x.to(tl.float32)
 
 
@@ -47,6 +54,17 @@ def load_rates(log_decay, h, rate_h, s, S: tl.constexpr):
     """Decays per token in base 2, ``[len(s)]``; finite even for ``log_decay = -inf``."""
     rate = tl.load(log_decay + h * rate_h + s, mask=s < S, other=0.0).to(tl.float32)
     return tl.maximum(rate * LOG2E, DEAD)
+
+
+@triton.jit
+def remembered(rates, tokens, S: tl.constexpr, SP: tl.constexpr):
+    """Modes from the first to the last that is not forgotten after so many tokens.
+
+    Where modes are sorted, slowest first, fast ones need no state beyond a span's first block.
+    """
+    modes = tl.arange(0, SP)
+    kept = (modes < S) & (rates * tokens > -MEMORY)
+    return uniform(tl.max(tl.where(kept, modes + 1, 0), axis=0))
 
 
 @triton.jit
@@ -69,32 +87,44 @@ def load_normalizer(ptr, slot, s, SB: tl.constexpr, K: tl.constexpr, BK: tl.cons
 
 
 @triton.jit
-def diagonal_factors(rates, BT: tl.constexpr, GB: tl.constexpr, SD: tl.constexpr):
-    """Row and column factors ``[BT, (BT/GB) SD]`` of the decays inside one diagonal block.
-
-    ``exp(l (t-i)) = exp(l (t-m)) exp(l (m-i))`` with m the middle of the GB tokens around i: a
-    product over (group, mode) pairs instead of S exponentials per (t, i). Going through the middle
-    the exponents stay within GB/2 steps of zero from above, so only decays faster than
-    ``REACH / (GB/2)`` need a clamp, which moves a weight of at most 2**-REACH*2/GB.
-    Also returned: the signed distances ``t-m`` and ``m-i``.
-    """
-    n = tl.arange(0, (BT // GB) * SD)
-    group = n // SD
-    middle = group * GB + GB // 2
-    slow = tl.maximum(rates, -REACH * 2 / GB)
-    at = tl.arange(0, BT)
-    behind = (at[:, None] - middle[None, :]).to(tl.float32)
-    row = tl.exp2(tl.where(at[:, None] >= (group * GB)[None, :], slow[None, :] * behind, DEAD))
-    col = tl.exp2(tl.where((at // GB)[:, None] == group[None, :], -slow[None, :] * behind, DEAD))
-    return row, col, behind
+def _slow(rates, BT: tl.constexpr):
+    """Rates at which half a block of decay is a float32 whose inverse is one too."""
+    REACH: tl.constexpr = 110.0 if BT >= 64 else 100.0
+    return tl.maximum(rates, -REACH * 2 / BT)
 
 
 @triton.jit
-def causal(BT: tl.constexpr, SELF: tl.constexpr):
-    """Mask ``[t, i]`` of a diagonal block."""
+def row_factors(rates, lead, BT: tl.constexpr):
+    """``[BT, modes]``: how a block of rows t sees each mode; see :func:`column_factors`."""
+    steps = (lead - BT // 2 + tl.arange(0, BT)).to(tl.float32)
+    return tl.exp2(_slow(rates, BT)[None, :] * steps[:, None])
+
+
+@triton.jit
+def column_factors(rates, lead, BT: tl.constexpr):
+    """``[BT, modes]``: what a block of columns i leaves in each mode.
+
+    ``exp(l (t-i)) = exp(l (t-m)) exp(l (m-i))`` with m the middle of a block: a product over modes
+    instead of S exponentials for each (t, i). ``lead``, the tokens from the columns' block to the
+    rows', goes to either side. In a block with itself exponents reach from -BT/2 to BT/2 steps; a
+    mode too fast for that in float32 is slowed down beyond lag 1, which it still meets exactly: the
+    weight of lag 2 is then too large by at most 2**-8.9 of that of lag 0 in blocks of 64, less than
+    bfloat16 sees, and by 2**-27 in blocks of 16. Lag 0 is left to the caller.
+    """
+    slow = _slow(rates, BT)
+    steps = (lead + BT // 2 - tl.arange(0, BT)).to(tl.float32)
+    return tl.exp2((rates - slow)[None, :] + slow[None, :] * steps[:, None])
+
+
+@triton.jit
+def later(BT: tl.constexpr):
+    """Mask ``[t, i]`` of a block with itself: t after i."""
     at = tl.arange(0, BT)
-    if SELF:
-        mask = at[:, None] >= at[None, :]
-    else:
-        mask = at[:, None] > at[None, :]
-    return mask
+    return at[:, None] > at[None, :]
+
+
+@triton.jit
+def same(BT: tl.constexpr):
+    """Mask ``[t, i]`` of a block with itself: t is i."""
+    at = tl.arange(0, BT)
+    return at[:, None] == at[None, :]

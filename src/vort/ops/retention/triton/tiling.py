@@ -14,17 +14,14 @@ __all__ = ["Tiling", "choose_tiling"]
 class Tiling:
     """How one shape is cut.
 
-    span: tokens between stored states; rows: tokens in one matrix block; group: tokens that share
-    a reference point in a diagonal block. modes, diagonal_modes: S padded for products over modes,
-    and over (group, mode) pairs in the outputs. keys: K padded. state_rows, state_keys,
-    state_modes: what the walk over states takes at once. The rest are the kernels' launches.
+    span: tokens between stored states, at least two blocks; rows: tokens in one matrix block.
+    modes: S padded for products over modes; keys: K padded. state_rows, state_keys, state_modes:
+    what the walk over states takes at once. The rest are the kernels' launches.
     """
 
     span: int
     rows: int
-    group: int
     modes: int
-    diagonal_modes: int
     keys: int
     state_rows: int
     state_keys: int
@@ -44,18 +41,16 @@ def choose_tiling(
     keys, values = power_of_two(key_dim), power_of_two(value_dim)
     widest = max(keys, values)
     modes = power_of_two(terms)
-    # Two modes of 64 columns reuse a value tile more than four of 32 do, in as many registers.
-    state_modes = min(2 if keys <= 64 or dtype == torch.float32 else 4, power_of_two(terms, 1))
+    state_modes = min(2, terms)
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining.
-        rows = 32 if widest <= 64 else 16
-        span = 64 if span is None else max(rows, power_of_two(span))
+        # Blocks of 16 follow decays of any speed to float32's last bits (see column_factors).
+        rows = 16
+        span = 64 if span is None else max(2 * rows, power_of_two(span))
         return Tiling(
             span=span,
             rows=rows,
-            group=8,
             modes=modes,
-            diagonal_modes=modes,
             keys=keys,
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
@@ -68,21 +63,20 @@ def choose_tiling(
         )
     # More states cost more traffic per span, more span costs more matrix work per token.
     if span is None:
-        span = 64 if terms <= 2 else 128 if terms <= 4 else 256
-    span = max(64, power_of_two(span))
+        span = 128 if terms <= 4 else 256
+    # not a single block: ptxas 12.8 then mixes up addresses in the queries' kernel at S = 1
+    span = max(128, power_of_two(span))
     wide = widest > 64
     return Tiling(
         span=span,
         rows=64,
-        group=16,
         modes=modes,
-        diagonal_modes=power_of_two(terms, 4),
         keys=keys,
         state_rows=64,
         state_keys=min(keys, 128),
         state_modes=state_modes,
-        # 128 registers: four programs on a multiprocessor, which the number of segments counts on
-        state=Shape(min(values, 64), 4, 3, 128) if keys <= 64 else Shape(min(values, 32), 8, 3),
+        # 128 registers: four programs on a multiprocessor, or two of twice the warps
+        state=Shape(min(values, 64), 4 if keys <= 64 else 8, 3, 128),
         output=Shape(min(values, 64), 4, 3, None if wide else 168),
         query=Shape(min(values, 128), 4 if widest <= 128 else 8, 2 if wide else 3),
         key=Shape(min(values, 128), 8 if wide else 4, 2 if widest > 128 else 3),
