@@ -368,8 +368,9 @@ def warm_jobs(names: list[str], size: int, folder: str | None) -> list[Any]:
             shape = (1, 8_192, size)
             jobs += [(name, shape, folder, shard, SHARES) for shard in range(SHARES)]
         elif name.startswith("vort"):
-            # kernels know the number of segments, which few heads over many tokens change
-            jobs += [(name, (batch, 8_192, size), folder, 0, 1) for batch in (1, 4)]
+            # kernels know the number of segments: those of long sequences, and none
+            cuts = [(1, 32_768), (4, 32_768), (16, 2_048)]
+            jobs += [(name, (*cut, size), folder, 0, 1) for cut in cuts]
         elif name == "local fused":
             jobs.append((name, (1, 8_192, size), folder, 0, 1))
     return jobs
