@@ -263,7 +263,9 @@ def retention_triton(
     q, k [B, T, H, K]; v [B, T, H, V]; write, read [B, T, H, S]; log_decay [S] or [H, S], <= 0.
     q, k and v share one dtype, bfloat16 or float32 (products in full float32 then); sums and states
     are float32. K, V in 1..256, S in 1..32, any T. `span`, the tokens between stored states, is
-    chosen by shape unless given; `chunk_size` belongs to the other backends and is unused.
+    chosen by shape unless given (a power of two, in bfloat16 at least 128); `chunk_size` belongs to
+    the other backends and is unused. Rates sorted from slow to fast cost least: fast ones need no
+    state far into a span.
     """
     _check(q, k, v, write, normalizer)
     G = b = None
