@@ -30,6 +30,7 @@ from .tiles import (
     row_factors,
     same,
     span_bounds,
+    with_itself,
 )
 
 
@@ -169,12 +170,10 @@ def query_kernel(
         w = tl.dot(rowr, tl.trans(col), input_precision=PREC)
         if j == block:
             keep_branch(j)
-            w = tl.where(later(BT), w, 0.0)
-            if SELF:
-                own = writet
-                if HAS_READ:
-                    own = writet * readt
-                w = tl.where(same(BT), tl.sum(own, axis=1)[:, None], w)
+            own = writet
+            if HAS_READ:
+                own = writet * readt
+            w = with_itself(w, own, later(BT), SELF, BT)
         dp = da * w
         if NORM == 2:
             plain = tl.zeros([BT, BT], dtype=tl.float32) + shiftt[:, None]
@@ -304,12 +303,10 @@ def key_kernel(
         w = tl.dot(colw, tl.trans(row), input_precision=PREC)
         if i == block:
             keep_branch(i)
-            w = tl.where(tl.trans(later(BT)), w, 0.0)
-            if SELF:
-                own = writet
-                if HAS_READ:
-                    own = writet * readt
-                w = tl.where(same(BT), tl.sum(own, axis=1)[:, None], w)
+            own = writet
+            if HAS_READ:
+                own = writet * readt
+            w = with_itself(w, own, tl.trans(later(BT)), SELF, BT)
         if VALUES:
             dvt = tl.dot((p * w).to(dtype), dot, dvt, input_precision=PREC)
         if KEYS:

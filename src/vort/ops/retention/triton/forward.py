@@ -20,6 +20,7 @@ from .tiles import (
     row_factors,
     same,
     span_bounds,
+    with_itself,
 )
 
 
@@ -96,12 +97,10 @@ def output_kernel(
             plain = p
         if j == block:
             keep_branch(j)
-            w = tl.where(later(BT), w, 0.0)
-            if SELF:
-                own = writet
-                if HAS_READ:
-                    own = writet * readt
-                w = tl.where(same(BT), tl.sum(own, axis=1)[:, None], w)
+            own = writet
+            if HAS_READ:
+                own = writet * readt
+            w = with_itself(w, own, later(BT), SELF, BT)
             if NORM == 2:
                 plain = tl.where(later(BT) | (same(BT) & SELF), p, 0.0)
         p *= w

@@ -128,3 +128,16 @@ def same(BT: tl.constexpr):
     """Mask ``[t, i]`` of a block with itself: t is i."""
     at = tl.arange(0, BT)
     return at[:, None] == at[None, :]
+
+
+@triton.jit
+def with_itself(w, own, seen, SELF: tl.constexpr, BT: tl.constexpr):
+    """Weights of a block with itself, from those of its factors: nothing later, and lag 0 apart.
+
+    own: ``[BT, modes]``, what write and read weights make of lag 0; seen: :func:`later`, or its
+    transpose where w is.
+    """
+    w = tl.where(seen, w, 0.0)
+    if SELF:
+        w = tl.where(same(BT), tl.sum(own, axis=1)[:, None], w)
+    return w
