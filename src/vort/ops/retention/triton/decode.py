@@ -127,12 +127,12 @@ def retention_step(
         step_kernel[(rows * -(-value_dim // columns),)](
             G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
             V=value_dim, BV=columns, HAS_READ=read is not None, SELF=include_self,
-            num_warps=4 if keys <= 64 else 8, **sizes,
+            num_warps=4 if keys <= 64 else 8, enable_fp_fusion=True, **sizes,
         )  # fmt: skip
         if normalizer:
             step_sums_kernel[(rows,)](
                 b, k, write, log_decay, rate_h, SB=b.shape[2], SP=power_of_two(b.shape[2], 1),
-                num_warps=2, **sizes,
+                num_warps=2, enable_fp_fusion=True, **sizes,
             )  # fmt: skip
     return o
 
