@@ -192,6 +192,8 @@ GPU_CASES = [
     Case(length=200, key_dim=64, value_dim=64, terms=8, fastest=1.7, normalizer="none"),
     # fast modes, which others that are remembered come after
     Case(length=600, key_dim=64, value_dim=64, terms=8, fastest=1.0, fast_first=True),
+    # ends two tokens into a part of its last span, with segments left over after it
+    Case(length=3394, key_dim=64, value_dim=64, terms=8, heads=1, fastest=1.7, initial=False),
     # as long as a block, where k and v differ in width: see machine_code.py
     Case(length=200, key_dim=64, value_dim=32, terms=1, normalizer="none"),
     Case(length=200, key_dim=64, value_dim=16, terms=2),
@@ -208,6 +210,8 @@ INTERPRETER_CASES = [
     Case(heads=1, lengths=(5, 70, 0), terms=2, normalizer="none", include_self=False),
     Case(heads=1, length=40, value_dim=80, terms=5, initial=False, read=False),
     Case(heads=1, length=100, terms=4, fast_first=True),
+    # ends two tokens into a part of its last span, with segments left over after it
+    Case(heads=1, length=674, span=64, terms=4, fastest=1.7, normalizer="none", initial=False),
     Case(heads=1, length=0, terms=2),
 ]
 

@@ -216,7 +216,7 @@ def _states(
             state_kernel, grid, x, y, weights, log_decay, shift, *states, *others, *start,
             *last, *sums, grad, p.cu, p.seq_span, p.length, p.spans, rate_stride,
             SP=tiling.modes, SG=tiling.state_modes, BK=tiling.state_keys, BV=columns,
-            BL=tiling.state_rows, SUMS=only_sums,
+            BL=tiling.state_rows, SUMS=only_sums, TO_END=keep_last,
             HAS_SHIFT=shift is not None, HAS_FIRST=start[0] is not None,
             HAS_LAST=last[0] is not None, DECAY_GRAD=grad is not None and not only_sums,
             PREC=tiling.precision, shape=tiling.state, **common,

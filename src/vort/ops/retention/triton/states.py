@@ -132,8 +132,8 @@ def _values(
     H: tl.constexpr, S: tl.constexpr, SG: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BL: tl.constexpr,
     SEGMENTS: tl.constexpr, FINE: tl.constexpr, SUMS: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, DECAY_GRAD: tl.constexpr,
-    PREC: tl.constexpr,
+    TO_END: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    DECAY_GRAD: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """One or two modes of a [BK, BV] tile of G, each in its own registers.
 
@@ -170,7 +170,7 @@ def _values(
         whole = tl.minimum((seg // FINE + 1) * FINE * per, n_spans)
         begin = tl.maximum(begin, whole - _memory(slowest) // SPAN - 2)
     # the last part of a sequence may have few tokens, so that what it ends with needs one more
-    steps = _steps(_memory(slowest) + (BL if HAS_LAST and not REVERSE else 0), SPAN, BL)
+    steps = _steps(_memory(slowest) + (BL if TO_END and not REVERSE else 0), SPAN, BL)
     for it in range(begin << steps, end << steps):
         begins, part, t0, left, span_length, slot = _walk(
             it, steps, n_spans, length, first_token, first_span, SPAN, BL, REVERSE
@@ -276,8 +276,8 @@ def state_kernel(
     H: tl.constexpr, S: tl.constexpr, SB: tl.constexpr, SP: tl.constexpr, SG: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     SPAN: tl.constexpr, BL: tl.constexpr, SEGMENTS: tl.constexpr, FINE: tl.constexpr,
-    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, HAS_SHIFT: tl.constexpr,
-    HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
+    SUMS: tl.constexpr, NORM: tl.constexpr, REVERSE: tl.constexpr, TO_END: tl.constexpr,
+    HAS_SHIFT: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr,
     DECAY_GRAD: tl.constexpr, VARLEN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``G[slot, h, s]`` and ``b[slot, h, s]``: what a span starts (backward: ends) with.
@@ -285,6 +285,7 @@ def state_kernel(
     Forward: ``sum_i exp(l (a-1-i)) weight[i, s] x_i y_i^T`` over tokens before the span's
     first one, a. Backward the same over tokens after the span, to its last one.
     ``grad[block, h, s]``: the part of the gradient to log_decay owed to decay over whole spans.
+    TO_END: the states after the last token are wanted, in this pass or from a later one.
     """
     NK: tl.constexpr = (K + BK - 1) // BK
     NV: tl.constexpr = (V + BV - 1) // BV
@@ -316,7 +317,7 @@ def state_kernel(
             x, y, weights, log_decay, G, G_other, G_first, G_last, G_sums, grad,
             h, n, seg, block // (NV * NS), block % NV, (block // NV) % NS, n_spans, length, per,
             first_token, first_span, rate_h, grad_at,
-            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, FINE, SUMS, REVERSE,
+            H, S, SG, K, V, BK, BV, SPAN, BL, SEGMENTS, FINE, SUMS, REVERSE, TO_END,
             HAS_FIRST, HAS_LAST, DECAY_GRAD, PREC,
         )  # fmt: skip
     else:
