@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from vort.fractional import PowerLawBasis
+from vort.ops.retention.triton.tiles import MEMORY
 from vort.ops.retention.triton.tiling import choose_tiling
 from vort.report.style import BLUE, GREY, ORANGE, figure
 
 ROOT = Path(__file__).parents[1]
 SPANS, TERMS, HORIZON = 3, 8, 10_000
-# What a kernel takes as forgotten, in powers of two: MEMORY in tiles.py.
-FORGOTTEN = 40
 
 
 def main() -> None:
@@ -52,12 +51,12 @@ def main() -> None:
         lag = np.arange(span)
         for s, rate in enumerate(rates):
             bits = -rate * lag / np.log(2)
-            kept = bits > -FORGOTTEN
+            kept = bits > -MEMORY.value
             modes.plot(lag[kept], np.full(kept.sum(), s), color=BLUE, lw=6, solid_capstyle="butt")
             label = "for ever" if rate == 0 else f"{1 / rate:,.{0 if rate < 0.1 else 1}f} tokens"
             modes.annotate(label, (span + 6, s), va="center", fontsize=8, annotation_clip=False)
         for block in range(0, span, rows):
-            live = sum(block == 0 or rate * block / np.log(2) < FORGOTTEN for rate in rates)
+            live = sum(block == 0 or rate * block / np.log(2) < MEMORY.value for rate in rates)
             modes.axvline(block, color=GREY, lw=1, ls=":")
             modes.annotate(
                 f"{live} read", (block + rows / 2, -0.75), ha="center", fontsize=8, color=GREY

@@ -150,14 +150,19 @@ def _loops(lines: list[str]) -> list[range]:
     return found
 
 
+def _instructions(sass: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Every line of a listing: its text, operation and operands, these without a predicate."""
+    for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", sass):
+        text = match.group(1).strip()
+        operation, _, rest = re.sub(r"^@!?U?PT?\d*\s+", "", text).partition(" ")
+        yield text, operation, [operand.strip() for operand in rest.split(",")]
+
+
 def unwritten(sass: str) -> list[str]:
     """Instructions that read a uniform register which none before them wrote."""
     found: list[str] = []
     written: set[int] = set()
-    for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", sass):
-        text = re.sub(r"^@!?U?PT?\d*\s+", "", match.group(1).strip())
-        operation, _, rest = text.partition(" ")
-        operands = [operand.strip() for operand in rest.split(",")]
+    for text, operation, operands in _instructions(sass):
         # a logical operation may name a predicate first
         place = 1 if operation.startswith("ULOP3") and operands[0].startswith("UP") else 0
         target = re.fullmatch(r"UR(\d+)", operands[place]) if place < len(operands) else None
@@ -186,10 +191,7 @@ def misread(ptx: str, sass: str) -> list[str]:
     }
     found: list[str] = []
     known: dict[int, int | None] = {}
-    for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", sass):
-        text = match.group(1).strip()
-        operation, _, rest = re.sub(r"^@!?U?PT?\d*\s+", "", text).partition(" ")
-        operands = [operand.strip() for operand in rest.split(",")]
+    for text, operation, operands in _instructions(sass):
         if operation.startswith("HGMMA"):
             place, first = next(
                 (i, int(m.group(1)))
