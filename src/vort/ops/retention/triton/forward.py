@@ -103,12 +103,13 @@ def output_kernel(
             w = with_itself(w, own, later(BT), SELF, BT)
             if NORM == 2:
                 plain = tl.where(later(BT) | (same(BT) & SELF), p, 0.0)
-        p *= w
+        # rounded before it is summed: outputs are averages under exactly these weights
+        a = (p * w).to(dtype)
         if NORM == 1:
-            den += tl.sum(p, axis=1)
+            den += tl.sum(a.to(tl.float32), axis=1)
         elif NORM == 2:
             den += tl.sum(plain, axis=1)
-        acc = tl.dot(p.to(dtype), vt, acc, input_precision=PREC)
+        acc = tl.dot(a, vt, acc, input_precision=PREC)
 
     if NORM > 0:
         acc *= (1.0 / (tl.abs(den) + eps))[:, None]
