@@ -103,7 +103,7 @@ def output_kernel(
             w = with_itself(w, own, later(BT), SELF, BT)
             if NORM == 2:
                 plain = tl.where(later(BT) | (same(BT) & SELF), p, 0.0)
-        # rounded before it is summed: outputs are averages under exactly these weights
+        # rounded before it is summed: the normaliser and the values see the same weights
         a = (p * w).to(dtype)
         if NORM == 1:
             den += tl.sum(a.to(tl.float32), axis=1)
