@@ -86,7 +86,7 @@ def vort(inputs: dict[str, Tensor]) -> Tensor:
 
 @lru_cache
 def decays(terms: int) -> Tensor:
-    """Log decays of time scales from one token to ten thousand."""
+    """Log decays of time scales from a tenth of a token to ten thousand."""
     return -torch.logspace(-4, 1, terms, device="cuda")
 
 

@@ -198,7 +198,7 @@ GPU_CASES = [
     Case(length=600, key_dim=64, value_dim=64, terms=8, fastest=1.0, fast_first=True),
     # ends two tokens into a part of its last span, with segments left over after it
     Case(length=3394, key_dim=64, value_dim=64, terms=8, heads=1, fastest=1.7, initial=False),
-    # as long as a block, where k and v differ in width: see machine_code.py
+    # few modes, and k and v of different width: see machine_code.py
     Case(length=200, key_dim=64, value_dim=32, terms=1, normalizer="none"),
     Case(length=200, key_dim=64, value_dim=16, terms=2),
 ]  # fmt: skip

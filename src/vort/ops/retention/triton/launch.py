@@ -185,8 +185,8 @@ def _states(
     keep_last: bool,
     shift: Tensor | None = None,
     reverse: bool = False,
-    others: Pair = (None, None),
-    carry: Pair = (None, None),
+    others: Pair = NOTHING,
+    carry: Pair = NOTHING,
 ) -> States:
     """Walk over the sequences; a `carry` from a walk over the same tokens saves the first pass.
 
@@ -334,7 +334,7 @@ def run_backward(
 
     R, rb, dG_first, db_first, grad, _ = _states(
         p, q, do, read, log_decay, (dG_last, db_last), G_first is not None, shift,
-        reverse=True, others=(G, b) if decay_grad else (None, None),
+        reverse=True, others=(G, b) if decay_grad else NOTHING,
     )  # fmt: skip
     del G, b, kept
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
