@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from vort.lab.report.provenance import provenance
 from vort.ops.retention import retention
-from vort.report.provenance import provenance
 
 LENGTHS = (512, 2_048, 8_192)
 MEANS = (0.0, 0.1, 0.5, 1.0)

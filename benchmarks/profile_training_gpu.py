@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vort.experiments.pilot import TASK
-from vort.experiments.recall import recall_cell
-from vort.experiments.sizes import RECALL_TRAINING
-from vort.experiments.work import build_model
-from vort.report.provenance import provenance
-from vort.tasks import make_task
-from vort.training.data import compact
-from vort.training.scoring import Scorer
+from vort.lab.experiments.pilot import TASK
+from vort.lab.experiments.recall import recall_cell
+from vort.lab.experiments.sizes import RECALL_TRAINING
+from vort.lab.experiments.work import build_model
+from vort.lab.report.provenance import provenance
+from vort.lab.tasks import make_task
+from vort.lab.training.data import compact
+from vort.lab.training.scoring import Scorer
 
 STEPS = 20
 BATCH = 32

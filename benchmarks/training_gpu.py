@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from vort.experiments.cell import Cell
-from vort.experiments.pilot import TASK
-from vort.experiments.recall import recall_cell
-from vort.experiments.sizes import RECALL_TRAINING
-from vort.experiments.work import build_model
-from vort.report.provenance import provenance
-from vort.tasks import make_task
-from vort.training import TrainingConfig, train
+from vort.lab.experiments.cell import Cell
+from vort.lab.experiments.pilot import TASK
+from vort.lab.experiments.recall import recall_cell
+from vort.lab.experiments.sizes import RECALL_TRAINING
+from vort.lab.experiments.work import build_model
+from vort.lab.report.provenance import provenance
+from vort.lab.tasks import make_task
+from vort.lab.training import TrainingConfig, train
 
 MODELS = ("vort", "power_law", "mixture", "exponential", "softmax")
 

@@ -19,7 +19,7 @@ def plain(text: str) -> str:
 def test_kernel_prints_basis_certificate_and_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vort.commands.kernel.console", Console(width=120))
+    monkeypatch.setattr("vort.lab.commands.kernel.console", Console(width=120))
     picture, saved = tmp_path / "kernels.png", tmp_path / "basis.json"
     arguments = ["kernel", "--horizon", "10000", "--tolerance", "2e-3"]
     result = runner.invoke(app, [*arguments, "--plot", str(picture), "--save", str(saved)])
@@ -73,7 +73,7 @@ def test_reproduce_writes_a_report_with_computed_verdicts(tmp_path: Path) -> Non
 def test_reproduce_trains_cells_once_and_ends_with_tables_and_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vort.commands.reproduce.console", Console(width=160))
+    monkeypatch.setattr("vort.lab.commands.reproduce.console", Console(width=160))
     arguments = ["reproduce", "--only", "pilot,orders", "--cells", "*-vort-*seed0"]
     arguments += ["--share", "0.02", "--out", str(tmp_path), "--workers", "1"]
     first = runner.invoke(app, arguments)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from vort.experiments.kernel import measured_rate
 from vort.fractional import PowerLawBasis, gl_weights, legendre_soe, mass_below
 from vort.fractional.quadrature import integration_interval, terms_needed
+from vort.lab.experiments.kernel import measured_rate
 from vort.ops.retention import paper_banks, retention
 
 ROOT = Path(__file__).parents[1]

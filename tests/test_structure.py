@@ -11,11 +11,10 @@ SOURCE = Path(__file__).parents[1] / "src" / "vort"
 # A room may import from itself and from the rooms after it.
 ROOMS = (
     ("cli",),
-    ("commands",),
-    ("experiments",),
-    ("training", "tasks", "report", "plasticity"),
-    ("models", "baselines"),
+    ("lab",),
+    ("models", "plasticity"),
     ("layers",),
+    ("memories",),
     ("ops",),
     ("fractional",),
 )

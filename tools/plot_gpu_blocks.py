@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from vort.fractional import PowerLawBasis
+from vort.lab.report.style import BLUE, GREY, ORANGE, figure
 from vort.ops.retention.triton.tiles import MEMORY
 from vort.ops.retention.triton.tiling import choose_tiling
-from vort.report.style import BLUE, GREY, ORANGE, figure
 
 ROOT = Path(__file__).parents[1]
 SPANS, TERMS, HORIZON = 3, 8, 10_000

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vort.fractional import PowerLawBasis, gl_weights
+from vort.lab.report.style import BLUE, ORANGE, SERIES, figure
 from vort.ops import paper_banks
-from vort.report.style import BLUE, ORANGE, SERIES, figure
 
 ROOT = Path(__file__).parents[1]
 HORIZON, TERMS, BANKS, BANK_TERMS = 1_000, 8, 10, 15

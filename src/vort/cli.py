@@ -5,15 +5,15 @@ import sys
 try:
     import typer
 
-    from vort.commands import probe
-    from vort.commands.figures import figures
-    from vort.commands.generate import generate
-    from vort.commands.kernel import kernel
-    from vort.commands.lens import lens
-    from vort.commands.report import report
-    from vort.commands.reproduce import reproduce
-    from vort.commands.train import evaluate, train
-    from vort.commands.tune import tune
+    from vort.lab.commands import probe
+    from vort.lab.commands.figures import figures
+    from vort.lab.commands.generate import generate
+    from vort.lab.commands.kernel import kernel
+    from vort.lab.commands.lens import lens
+    from vort.lab.commands.report import report
+    from vort.lab.commands.reproduce import reproduce
+    from vort.lab.commands.train import evaluate, train
+    from vort.lab.commands.tune import tune
 except ModuleNotFoundError as missing:  # the core does not need them
     sys.exit(f"the vort command needs the extra `lab`: pip install 'vort[lab]' ({missing})")
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vort.baselines import MEMORIES, MemorySettings, build_memory
 from vort.layers import LayerStates, VortAttention
+from vort.memories import MEMORIES, MemorySettings, build_memory
 
 HIDDEN, HEADS, WINDOW = 16, 2, 5
 KINDS = (*MEMORIES, "paper", "plain", "undecayed", "no_window", "bounded_softmax")

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.layers.cases import masks
-from vort.layers import LayerStates, Padding, ShortConvolution
-from vort.layers.local import attend_locally
-from vort.layers.padding import keep_last, pad_packed
+from vort.layers import LayerStates, ShortConvolution
+from vort.ops.local_attention.local import attend_locally
+from vort.ops.padding import Padding, keep_last, pad_packed
 
 
 @given(mask=masks())

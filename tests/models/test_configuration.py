@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 from tests.models.cases import config_of, model_of
-from vort.baselines import MEMORIES
+from vort.memories import MEMORIES
 from vort.models import VortConfig
 
 

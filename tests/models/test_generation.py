@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from tests.models.cases import WINDOW, model_of, tokens
-from vort.baselines import MEMORIES
+from vort.memories import MEMORIES
 from vort.models import VortCache
 
 LONG = 5 * WINDOW

@@ -6,7 +6,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.layers.cases import masks
 from tests.models.cases import WINDOW, config_of, model_of, tokens
-from vort.baselines import MEMORIES
+from vort.memories import MEMORIES
 from vort.models import VortForCausalLM, VortModel
 
 KINDS = (*MEMORIES, "paper")

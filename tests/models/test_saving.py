@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.models.cases import config_of, model_of, tokens
-from vort.baselines import MEMORIES
+from vort.memories import MEMORIES
 from vort.models import VortConfig, VortForCausalLM
 
 

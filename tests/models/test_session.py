@@ -23,8 +23,8 @@ import typer
 from typer.testing import CliRunner
 
 import vort
-from vort.baselines import MEMORIES
-from vort.commands.generate import generate
+from vort.lab.commands.generate import generate
+from vort.memories import MEMORIES
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
 from vort.models.sampling import sample_token
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from vort.experiments.plasticity import claims, run
+from vort.lab.experiments.plasticity import claims, run
 
 
 def test_a_record_is_ready_for_json_and_judged_claim_by_claim() -> None:

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vort.layers import MemoryInputs, VortMemory
+from vort.lab.tasks import LabelCopy, embed_parts, sources_by_key
+from vort.lab.training import Scorer, TrainingConfig, train
+from vort.lab.training.data import compact
+from vort.memories import MemoryInputs, VortMemory
 from vort.models import VortConfig, VortForCausalLM
 from vort.plasticity import (
     Retrievals,
@@ -14,11 +17,7 @@ from vort.plasticity import (
     model_retrieval_loss,
     record_memories,
     retrieval_objective,
-    sources_by_key,
 )
-from vort.tasks import LabelCopy, embed_parts
-from vort.training import Scorer, TrainingConfig, train
-from vort.training.data import compact
 
 TASK = LabelCopy(
     length=64,

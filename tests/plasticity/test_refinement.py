@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from tests.plasticity.cases import BASIS, case
+from vort.lab.tasks import LabelCopy
+from vort.lab.training import interval
 from vort.plasticity import (
     LayerScores,
     Retrievals,
@@ -12,8 +14,6 @@ from vort.plasticity import (
     refine_orders,
     retrieval_weights,
 )
-from vort.tasks import LabelCopy
-from vort.training import interval
 
 
 def test_first_mentions_rise_above_fillers_though_nothing_says_so() -> None:

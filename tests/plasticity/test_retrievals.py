@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vort.plasticity import Retrievals, sources_by_key
-from vort.tasks import LabelCopy, ZipfRetrieval
-from vort.tasks.task import GeneratedTask
+from vort.lab.tasks import LabelCopy, ZipfRetrieval, sources_by_key
+from vort.lab.tasks.task import GeneratedTask
+from vort.plasticity import Retrievals
 
 TASKS = [
     LabelCopy(length=200, entities=5, mentions=4),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.plasticity.cases import BASIS, Case, case, loss_of_rows, scan
-from vort.experiments.plasticity import one_order
 from vort.fractional.bounds import plasticity_rate
+from vort.lab.experiments.plasticity import one_order
 from vort.plasticity import Retrievals, descend, refine_orders
 
 LOW = BASIS.order_min

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vort.layers.memory import State
+from vort.memories.interface import State
 
 __all__ = ["LayerStates", "StateStore"]
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vort.layers.padding import keep_last
+from vort.ops.padding import keep_last
 
 __all__ = ["ShortConvolution"]
 

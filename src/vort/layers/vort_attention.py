@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from vort.layers.cache import StateStore
-from vort.layers.local import LocalState, attend_locally
-from vort.layers.memory import Memory, MemoryInputs, MemoryOutput, State
 from vort.layers.norm import RMSNorm
-from vort.layers.padding import Padding, pad_packed
 from vort.layers.short_convolution import ShortConvolution
-from vort.layers.vort_memory import VortMemory
+from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.vort_memory import VortMemory
+from vort.ops.local_attention.local import LocalState, attend_locally
+from vort.ops.padding import Padding, pad_packed
 
 __all__ = ["VortAttention"]
 
@@ -47,7 +47,7 @@ class VortAttention(nn.Module):
         bias: biases in the projections.
         norm_eps: eps of the norm.
         layer_idx: under which number states are kept in `past_key_values`.
-        memory: another `Memory` than VORT's (see `vort.baselines`); then no memory_options.
+        memory: another `Memory` than VORT's (see `vort.memories`); then no memory_options.
         **memory_options: arguments of `VortMemory`: routing, horizon, terms, tolerance, banks,
             order_min, order_start, use_entropy, use_entity, write_gate, read_weights, features,
             num_features, normalizer, include_self.

@@ -2,8 +2,8 @@
 
 import torch
 
-from vort.baselines import build_memory
 from vort.layers import VortAttention
+from vort.memories import build_memory
 from vort.models.configuration_vort import VortConfig
 
 __all__ = ["attention_of", "mlp_width"]

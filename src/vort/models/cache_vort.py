@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from vort.layers.memory import State
+from vort.memories.interface import State
 
 __all__ = ["VortCache", "VortCacheLayer"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
-from vort.baselines import MEMORIES, STATELESS, MemorySettings
+from vort.memories import MEMORIES, STATELESS, MemorySettings
 from vort.ops.feature_maps import FEATURE_MAPS
 from vort.ops.retention import NORMALIZERS
 

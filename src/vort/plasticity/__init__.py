@@ -11,7 +11,6 @@ from vort.plasticity.memories import memory_features, memory_retrieval_loss, rec
 from vort.plasticity.objective import model_retrieval_loss, retrieval_objective
 from vort.plasticity.refinement import LayerScores, order_loss, refine_by_layer, refine_orders
 from vort.plasticity.retrievals import Retrievals
-from vort.plasticity.sources import sources_by_key
 
 __all__ = [
     "Descent",
@@ -30,5 +29,4 @@ __all__ = [
     "retrieval_objective",
     "retrieval_scores",
     "retrieval_weights",
-    "sources_by_key",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vort.layers import MemoryInputs, RetentionMemory
+from vort.memories import MemoryInputs, RetentionMemory
 from vort.plasticity.loss import retrieval_loss
 from vort.plasticity.retrievals import Retrievals
 

@@ -21,7 +21,7 @@ def retrieval_objective(
     num_classes: int | None = None,
     layers: Collection[int] | None = None,
 ) -> Callable[[nn.Module, dict[str, Tensor]], Tensor]:
-    """An `objective` for `vort.training.train`: cross-entropy + weight · L_ret.
+    """An `objective` for `vort.lab.training.train`: cross-entropy + weight · L_ret.
 
     L_ret is the mean of -log p_{i*(t), t} over queries, heads and layers (eq. retrieval-loss is
     the sum, whose size would grow with the task). Nothing says what any order should be: orders
@@ -35,9 +35,8 @@ def retrieval_objective(
         layers: which layers must retrieve; None: all.
 
     >>> from vort.models import VortConfig, VortForCausalLM
-    >>> from vort.plasticity import sources_by_key
-    >>> from vort.tasks import LabelCopy
-    >>> from vort.training import TrainingConfig, train
+    >>> from vort.lab.tasks import LabelCopy, sources_by_key
+    >>> from vort.lab.training import TrainingConfig, train
     >>> task = LabelCopy(length=64, entities=2, mentions=2, names=4, labels=2, fillers=4)
     >>> sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
     >>> model = VortForCausalLM(VortConfig(vocab_size=task.vocab_size, horizon=1000, **sizes))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vort.commands.probe import app
+from vort.lab.commands.probe import app
 from vort.layers.entity_probe import LinearProbe, RuleProbe
 from vort.layers.entity_probe.litbank import Novel, read_litbank, split_novels
 from vort.layers.entity_probe.scoring import score_probe

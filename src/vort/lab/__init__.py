@@ -1,0 +1,1 @@
+"""The lab: what only experiments need, behind the extra `lab`."""

@@ -1,0 +1,221 @@
+"""From the results of cells to tables: means over seeds, intervals, verdicts against the paper."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vort.lab.experiments.claims import Verdict
+from vort.lab.experiments.models import MODELS
+from vort.lab.report.tables import Sheet
+from vort.lab.training.metrics import Interval, interval
+
+__all__ = [
+    "Comparison",
+    "PaperTable",
+    "group_by_model",
+    "label_of",
+    "margin",
+    "over_seeds",
+    "score_sheet",
+    "seeds_of",
+    "show",
+    "training_notes",
+    "verdict",
+    "verdict_on_gain",
+]
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper: its label, the score it shows, and its figures by row and bucket.
+
+    Attributes:
+        label: by which the paper refers to it.
+        score: "accuracy" (in percent, higher is better) or "bits" (lower is better).
+        columns: headings, one for each bucket of the task, in order.
+        rows: the figures.
+        tolerance: what counts as the same figure where seeds say nothing closer.
+    """
+
+    label: str
+    score: str
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[float, ...]]
+    tolerance: float
+
+    @property
+    def factor(self) -> int:
+        """From our figures to the paper's: accuracies are percentages there."""
+        return 100 if self.score == "accuracy" else 1
+
+    @property
+    def sign(self) -> int:
+        """1 where higher is better, else -1."""
+        return 1 if self.score == "accuracy" else -1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A difference between two rows over the same seeds, positive where the first is better."""
+
+    difference: Interval
+
+    @property
+    def clear(self) -> bool:
+        """Whether it is above zero by more than its interval; never with a single seed."""
+        return self.difference.count > 1 and self.difference.low > 0
+
+    def beyond(self, tolerance: float) -> bool:
+        """Whether it is clear, or with a single seed at least beyond a tolerance."""
+        return self.clear if self.difference.count > 1 else self.difference.mean > tolerance
+
+
+def label_of(model: str) -> str:
+    """What tables call a model."""
+    return MODELS[model].label if model in MODELS else model.replace("_", " ")
+
+
+def group_by_model(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Results by model, in the order they come."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record["cell"]["model"], []).append(record)
+    return found
+
+
+def over_seeds(
+    records: Sequence[Record], bucket: str, score: str, factor: int = 1
+) -> Interval | None:
+    """Mean and interval of a score over the seeds that have it.
+
+    Several results of one seed (at several beta, say) are averaged first, as the paper does.
+    """
+    by_seed: dict[int, list[float]] = {}
+    for record in records:
+        if bucket in record.get("test", {}):
+            value = factor * record["test"][bucket][score]
+            by_seed.setdefault(record["cell"]["seed"], []).append(value)
+    means = [sum(values) / len(values) for values in by_seed.values()]
+    return interval(means) if means else None
+
+
+def verdict(paper: float, ours: Interval, table: PaperTable) -> str:
+    """Our mean against the paper's figure: "exceeded", "reproduced" or "not reproduced".
+
+    Better by more than the interval (or the table's tolerance, if that is wider) exceeds it; within
+    that distance reproduces it.
+    """
+    half = ours.half if ours.count > 1 else 0.0
+    room = max(half, table.tolerance)
+    gain = table.sign * (ours.mean - paper)
+    if gain > room:
+        return "exceeded"
+    return "reproduced" if gain >= -room else "not reproduced"
+
+
+def verdict_on_gain(paper: float, ours: Comparison, table: PaperTable) -> Verdict:
+    """A difference between two rows against the paper's: clear at all, and as large.
+
+    One that is clear but smaller than the paper's reproduces it in part.
+    """
+    if not ours.beyond(table.tolerance):
+        return "not reproduced"
+    gain = ours.difference
+    room = max(gain.half if gain.count > 1 else 0.0, table.tolerance)
+    if gain.mean > paper + room:
+        return "exceeded"
+    return "reproduced" if gain.mean >= paper - room else "reproduced in part"
+
+
+def margin(
+    ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
+) -> Comparison:
+    """How much better `ours` is in a bucket, seed by seed."""
+
+    def scores(records: Sequence[Record]) -> dict[tuple[Any, ...], float]:
+        return {
+            tuple(v for k, v in sorted(r["cell"].items()) if k != "model"): table.factor
+            * r["test"][bucket][table.score]
+            for r in records
+        }
+
+    a, b = scores(ours), scores(rival)
+    shared = [table.sign * (a[key] - b[key]) for key in a if key in b]
+    if not shared:
+        raise ValueError("ours and rival must share at least one seed, got none")
+    return Comparison(interval(shared))
+
+
+def seeds_of(value: Interval) -> str:
+    """How many seeds stand behind a figure, in words."""
+    return "one seed" if value.count == 1 else f"{value.count} seeds"
+
+
+def training_notes(records: Sequence[Record]) -> list[str]:
+    """How the models of a table were trained, and what its intervals are."""
+    steps = sorted({record["steps"] for record in records if "steps" in record})
+    rates = {r["cell"]["model"]: r["training"].get("learning_rate") for r in records}
+    same = len(set(rates.values())) == 1
+    shown = (
+        f"{next(iter(rates.values())):g} for all"
+        if same
+        else ", ".join(f"{label_of(model)} {rate:g}" for model, rate in rates.items())
+    )
+    seeds = {record["cell"]["seed"] for record in records}
+    sizes = sorted({record["parameters"] for record in records})
+    return [
+        f"Parameters: {sizes[0]:,} to {sizes[-1]:,}. State: numbers kept for one sequence while "
+        "decoding. The paper's figure and the verdict are on the last class, the one its claim is "
+        "about.",
+        f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. Learning rate: {shown}.",
+        f"{len(seeds)} seeds; intervals are 95 %, Student's t."
+        if len(seeds) > 1
+        else "One seed: no intervals.",
+    ]
+
+
+def show(value: Interval | None, digits: int) -> str:
+    """A mean with its interval, where there is one."""
+    if value is None:
+        return "–"
+    if value.count < 2:
+        return f"{value.mean:.{digits}f}"
+    return f"{value.mean:.{digits}f} ± {value.half:.{digits}f}"
+
+
+def score_sheet(
+    title: str,
+    records: Sequence[Record],
+    buckets: Sequence[str],
+    table: PaperTable,
+    *,
+    label: Callable[[str], str] = label_of,
+) -> Sheet:
+    """One row a model: state, every bucket, the paper's figure for the last one, the verdict on it.
+
+    Models of a table have equally many parameters; the notes say how many. Where some were trained
+    for longer than others, a column says how long.
+    """
+    digits = 1 if table.score == "accuracy" else 3
+    lengths = {record.get("steps") for record in records}
+    rows = []
+    for model, members in group_by_model(records).items():
+        cells = [over_seeds(members, bucket, table.score, table.factor) for bucket in buckets]
+        name = MODELS[model].paper_row if model in MODELS else ""
+        paper = table.rows.get(name)
+        judged = "" if paper is None or cells[-1] is None else verdict(paper[-1], cells[-1], table)
+        first = members[0]
+        rows.append(
+            [
+                label(model),
+                *([f"{first['steps']:,}"] if len(lengths) > 1 else []),
+                f"{first['state_numbers']:,}",
+                *(show(cell, digits) for cell in cells),
+                "" if paper is None else f"{paper[-1]:g}",
+                judged,
+            ]
+        )
+    steps = ["steps"] if len(lengths) > 1 else []
+    return Sheet(title, ["model", *steps, "state", *buckets, "paper", "verdict"], rows)

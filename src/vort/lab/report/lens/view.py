@@ -1,0 +1,169 @@
+"""What every layer's memory did with a text: orders, writes, reads, features."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vort.memories.interface import MemoryInputs
+from vort.memories.retention_memory import EPS_POSITIVE, EPS_SIGNED, RetentionMemory
+from vort.memories.router import Routing
+from vort.ops.retention import retention
+
+if TYPE_CHECKING:
+    from vort.models import VortForCausalLM
+
+__all__ = ["LayerView", "TextView", "view_text"]
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer's memory on T tokens, H heads first.
+
+    The weight with which position t retrieves token i is
+    `q[t]·k[i] Σ_s read[t, s] exp(-rates[s] (t - i)) gate[i] write[i, s] / denominator[t]`.
+
+    Attributes:
+        order: `[H, T]`, None where the memory has none.
+        gate: `[H, T]`, None where tokens write in full.
+        write: `[H, T, S]`, before the gate.
+        read: `[H, T, S]`, None where all scales are read alike.
+        rates: `[H, S]`.
+        q: `[H, T, K]`, features of queries.
+        k: `[H, T, K]`, features of keys.
+        denominator: `[H, T]`, positive.
+        include_self: whether a position reads its own token.
+        shares: whether the weights of a position are shares that sum to 1.
+    """
+
+    order: Floats | None
+    gate: Floats | None
+    write: Floats
+    read: Floats | None
+    rates: Floats
+    q: Floats
+    k: Floats
+    denominator: Floats
+    include_self: bool
+    shares: bool
+
+    def weights(self, head: int, position: int) -> Floats:
+        """How much one position retrieves of every token up to it, by time scale: `[t + 1, S]`."""
+        lag = position - np.arange(position + 1, dtype=np.float64)
+        kept = np.exp(-self.rates[head].astype(np.float64) * lag[:, None])
+        weights = kept * self.write[head, : position + 1]
+        if self.gate is not None:
+            weights *= self.gate[head, : position + 1, None]
+        if self.read is not None:
+            weights *= self.read[head, position]
+        scores = self.k[head, : position + 1].astype(np.float64) @ self.q[head, position]
+        weights *= scores[:, None] / self.denominator[head, position]
+        if not self.include_self:
+            weights[position] = 0
+        found: Floats = weights.astype(np.float32)
+        return found
+
+
+@dataclass(frozen=True)
+class TextView:
+    """A text as a model holds it.
+
+    Attributes:
+        layers: what each memory did.
+        surprise: `[T]`, bits of each token given those before it; NaN for the first.
+    """
+
+    layers: list[LayerView]
+    surprise: Floats
+
+
+@torch.no_grad()
+def view_text(
+    model: "VortForCausalLM", input_ids: Tensor, entity_mask: Tensor | None = None
+) -> TextView:
+    """Run the model once over `input_ids` `[1, T]` and keep what its memories saw.
+
+    Args:
+        model: any whose memories retain: vort, uniform_power_law, exponential, mixture.
+        input_ids: one text.
+        entity_mask: `[1, T]`, for models that use it.
+    """
+    memories = [block.self_attn.memory for block in model.model.layers]
+    if not all(isinstance(memory, RetentionMemory) for memory in memories):
+        raise ValueError(
+            "the lens shows memories with a retention kernel (vort, uniform_power_law, "
+            f"exponential, mixture), got a model with memory={model.config.memory!r}"
+        )
+    views: list[LayerView] = []
+
+    def keep(memory: Any, args: tuple[Any, ...]) -> None:
+        views.append(_view_memory(memory, args[0]))
+
+    hooks = [memory.register_forward_pre_hook(keep) for memory in memories]
+    try:
+        logits = model(input_ids, entity_mask=entity_mask, use_cache=False).logits[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    bits = torch.nn.functional.cross_entropy(
+        logits[:-1].float(), input_ids[0, 1:].to(logits.device), reduction="none"
+    ) / np.log(2)
+    return TextView(views, np.append(np.float32(np.nan), bits.cpu().numpy()).astype(np.float32))
+
+
+def _view_memory(memory: RetentionMemory, inputs: MemoryInputs) -> LayerView:
+    routing = memory.route(inputs)
+    every = inputs.with_all_heads()
+    k = memory.key_map(every.k)
+    query_map = memory.key_map if memory.query_map is None else memory.query_map
+    q = query_map(every.q) if memory.normalizer == "none" else query_map.map_query(every.q)
+    gates: Any = getattr(memory, "router", memory).gates
+    gate, _ = gates(inputs.hidden_states)
+    write = routing.write
+    if gate is not None:
+        write = write / gate.clamp_min(1e-30).unsqueeze(-1)
+    heads, terms = write.shape[2:]
+    return LayerView(
+        order=None if routing.order is None else _heads_first(routing.order),
+        gate=None if gate is None else _heads_first(gate),
+        write=_heads_first(write),
+        read=None if routing.read is None else _heads_first(routing.read),
+        rates=(-routing.log_decay).expand(heads, terms).float().cpu().numpy(),
+        q=_heads_first(q),
+        k=_heads_first(k),
+        denominator=_heads_first(_denominator(memory, q, k, routing)),
+        include_self=memory.include_self,
+        shares=memory.normalizer == "decayed" and memory.key_map.is_positive,
+    )
+
+
+def _denominator(memory: RetentionMemory, q: Tensor, k: Tensor, routing: Routing) -> Tensor:
+    """What retrieved sums are divided by, `[1, T, H]`: retention of ones gives the sum itself."""
+    if memory.normalizer == "none":
+        return torch.ones_like(q[..., 0])
+    write, log_decay, read = routing.write, routing.log_decay, routing.read
+    if memory.normalizer == "undecayed":
+        write, log_decay, read = torch.ones_like(write[..., :1]), log_decay.new_zeros(1), None
+    total, _ = retention(
+        q,
+        k,
+        torch.ones_like(q[..., :1]),
+        write,
+        log_decay,
+        read=read,
+        normalizer="none",
+        include_self=memory.include_self,
+    )
+    eps = EPS_POSITIVE if memory.key_map.is_positive else EPS_SIGNED
+    return total[..., 0].abs() + eps
+
+
+def _heads_first(x: Tensor) -> Floats:
+    """`[1, T, H, ...]` as a float32 array `[H, T, ...]`."""
+    array: Floats = x[0].transpose(0, 1).float().contiguous().cpu().numpy()
+    return array

@@ -1,0 +1,94 @@
+"""Figures made of the results of cells: accuracy by lag, bits by position, cost, orders."""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vort.lab.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, YELLOW, figure
+
+__all__ = ["draw_by_lag", "draw_by_position", "draw_cost", "draw_orders"]
+
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
+_DASHES = ("-", "--", "-.", ":")
+Record = Mapping[str, Any]
+
+
+def _looks() -> Any:
+    """Colours and dashes such that no two of the first 28 curves look alike."""
+    for number, colour in enumerate(cycle(_COLOURS)):
+        yield {"color": colour, "ls": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
+
+
+def draw_by_lag(path: str | Path, curves: Mapping[str, Sequence[Record]], title: str) -> None:
+    """Accuracy against lag on a logarithmic axis, one curve a model, bands over seeds."""
+    with figure(path, 1, 8.4, 4.6) as (axis,):
+        for (label, records), look in zip(curves.items(), _looks(), strict=False):
+            lags, values = _by_lag(records)
+            width = 2.6 if label.startswith("VORT (") else 1.5
+            axis.plot(lags, 100 * values.mean(0), label=label, lw=width, **look)
+            if len(values) > 1:
+                low, high = 100 * values.min(0), 100 * values.max(0)
+                axis.fill_between(lags, low, high, color=look["color"], alpha=0.12, lw=0)
+        axis.set(xscale="log", xlabel="lag", ylabel="accuracy (%)", ylim=(0, 102), title=title)
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def _by_lag(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
+    """Middles of the lag classes that all records have, and accuracies `[seeds, classes]`."""
+    tables = [{(x["low"], x["high"]): x["accuracy"] for x in r["lags"]} for r in records]
+    shared = sorted(set.intersection(*(set(table) for table in tables)))
+    middles = np.array([np.sqrt(low * high) for low, high in shared])
+    return middles, np.array([[table[key] for key in shared] for table in tables])
+
+
+def draw_by_position(
+    path: str | Path, curves: Mapping[str, Sequence[Record]], buckets: Sequence[str]
+) -> None:
+    """Bits per character in each class of positions, mean and range over seeds."""
+    places = np.arange(len(buckets))
+    with figure(path, 1, 8.4, 4.2) as (axis,):
+        for (label, records), look in zip(curves.items(), _looks(), strict=False):
+            bits = np.array([[r["test"][b]["bits"] for b in buckets] for r in records])
+            mean = bits.mean(0)
+            spread = np.abs(np.stack([bits.min(0), bits.max(0)]) - mean)
+            width = 2.6 if label.startswith("VORT (") else 1.5
+            axis.errorbar(places, mean, spread, label=label, lw=width, capsize=2, **look)
+        axis.set_xticks(places, buckets)
+        axis.set(xlabel="position in the window", ylabel="bits per character")
+        axis.set_title("Bits by position: what a memory adds to a window")
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
+    """Milliseconds and peak MiB of a layer against length, both axes logarithmic."""
+    with figure(path, 2, 9.6, 3.8) as (left, right):
+        for (label, records), look in zip(curves.items(), _looks(), strict=False):
+            lengths = [r["length"] for r in records]
+            times = [1e3 * r["times"]["forward_backward"] for r in records]
+            peaks = [r["peak_bytes"] / 2**20 for r in records]
+            left.loglog(lengths, times, marker="o", ms=4, label=label, **look)
+            right.loglog(lengths, peaks, marker="o", ms=4, label=label, **look)
+        left.set(xlabel="length", ylabel="ms", title="Forward and backward")
+        right.set(xlabel="length", ylabel="MiB", title="Peak memory")
+        left.legend(fontsize=8)
+
+
+def draw_orders(path: str | Path, tasks: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    """Histograms of orders by kind of token, one panel a task (figure alpha-hist)."""
+    with figure(path, len(tasks), 4.6 * len(tasks), 3.6) as axes:
+        for axis, (title, orders) in zip(axes, tasks.items(), strict=True):
+            bins = np.linspace(0, 1, orders["bins"] + 1)
+            layer = {kind: found for kind, found in orders["layers"][0].items() if found["count"]}
+            for (kind, found), colour in zip(layer.items(), (ORANGE, GREEN, BLUE), strict=False):
+                label = f"{kinds.get(kind, kind)}, mean {found['mean']:.2f}"
+                axis.stairs(found["histogram"], bins, color=colour, fill=True, alpha=0.2)
+                axis.stairs(found["histogram"], bins, color=colour, label=label, lw=1.6)
+                axis.axvline(found["mean"], ymax=0.72, color=colour, ls=":", lw=1.2)
+            # Room for the legend, which would hide the highest bars.
+            highest = max((max(found["histogram"]) for found in layer.values()), default=1.0)
+            axis.set(xlabel="order", title=title, xlim=(0, 1), ylim=(0, 1.38 * highest))
+            axis.legend(fontsize=8, loc="upper left")
+        axes[0].set_ylabel("share of tokens and heads")

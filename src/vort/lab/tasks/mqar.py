@@ -1,0 +1,86 @@
+"""Multi-query associative recall: key-value pairs first, then their keys, one after another."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from vort.lab.tasks.streams import uniform_below
+from vort.lab.tasks.task import GeneratedTask, Integers, Row
+
+__all__ = ["MQAR"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MQAR(GeneratedTask):
+    """k v k v ... and then each key once more, among random tokens; its value is asked for there.
+
+    Values are the first half of the vocabulary and keys the second, both drawn without replacement,
+    so a key stands for one value. Tokens between the queries are values: no key shows up that is
+    not asked for. Queries take slots after the pairs, without replacement and independently of the
+    pair they ask for: all slots alike (uniform), or slot g with weight g^(power - 1), so that most
+    follow soon and a few late (power law), as in zoology's generator.
+
+    Args (and those of `GeneratedTask`):
+        pairs: key-value pairs, each asked for once.
+        gaps: "uniform" or "power_law".
+        power: exponent plus one of the law of gaps, in (0, 1]; 1 is uniform.
+        vocabulary: number of tokens, half values, half keys.
+
+    >>> task = MQAR(length=64, pairs=8)
+    >>> int((task.batch("train", [0])["labels"] >= 0).sum())
+    8
+    """
+
+    name: ClassVar[str] = "mqar"
+    length: int = 256
+    bounds: tuple[int, ...] = (64, 256)
+    pairs: int = 32
+    gaps: Literal["uniform", "power_law"] = "power_law"
+    power: float = 0.01
+    vocabulary: int = 8192
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gaps not in ("uniform", "power_law"):
+            raise ValueError(f'gaps must be "uniform" or "power_law", got {self.gaps!r}')
+        if not 0 < self.power <= 1:
+            raise ValueError(f"power must lie in (0, 1], got {self.power}")
+        most = min(self.length // 3, self.vocabulary // 2)
+        if not 1 <= self.pairs <= most:
+            raise ValueError(
+                f"pairs must lie in [1, {most}] (a third of length, half of vocabulary), "
+                f"got {self.pairs}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        """Values, then keys."""
+        return self.vocabulary
+
+    @property
+    def num_classes(self) -> int:
+        """Number of values."""
+        return self.vocabulary // 2
+
+    def draw(self, rng: np.random.Generator) -> Row:
+        """One sequence."""
+        half, count = self.num_classes, self.pairs
+        keys = half + rng.choice(self.vocabulary - half, count, replace=False)
+        values = rng.choice(half, count, replace=False)
+        tokens = uniform_below(rng, half, self.length)
+        tokens[0 : 2 * count : 2] = keys
+        tokens[1 : 2 * count : 2] = values
+        queries = 2 * count + self._slots(rng)
+        tokens[queries] = keys
+        return Row(tokens, queries, values, np.arange(count) * 2 + 1)
+
+    def _slots(self, rng: np.random.Generator) -> Integers:
+        """Distinct slots in [0, length - 2 pairs), in random order."""
+        room = self.length - 2 * self.pairs
+        if self.gaps == "uniform":
+            return rng.choice(room, self.pairs, replace=False)
+        # A race of exponential clocks is drawing without replacement in proportion to the weights.
+        weights = np.arange(1, room + 1, dtype=np.float64) ** (self.power - 1)
+        arrivals = rng.exponential(size=room) / weights
+        return rng.permutation(np.argpartition(arrivals, self.pairs - 1)[: self.pairs])

@@ -1,0 +1,114 @@
+"""Which sequences a step sees, and how they reach the device."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vort.lab.tasks import IGNORED, Batch, Split, Task
+
+__all__ = ["Pieces", "compact", "load", "step_indices"]
+
+
+def step_indices(step: int, batch_size: int, size: int | None, seed: int) -> list[int]:
+    """Indices of the sequences of a step: a function of nothing else, so a run can resume anywhere.
+
+    A split of `size` sequences is gone through in a new order each epoch; an endless one in order.
+
+    >>> step_indices(3, 2, None, seed=0)
+    [6, 7]
+    """
+    numbers = range(step * batch_size, (step + 1) * batch_size)
+    if size is None:
+        return list(numbers)
+    return [int(_order(size, seed, number // size)[number % size]) for number in numbers]
+
+
+@lru_cache(maxsize=4)
+def _order(size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(size)
+
+
+@dataclass(frozen=True)
+class Pieces(Sequence[list[int]]):
+    """Indices of the pieces that fall to a process, from step `first` to step `total`.
+
+    A step has `accumulation` pieces of `batch_size / (accumulation * processes)` sequences.
+    """
+
+    first: int
+    total: int
+    batch_size: int
+    size: int | None
+    seed: int
+    accumulation: int = 1
+    processes: int = 1
+    rank: int = 0
+
+    def __len__(self) -> int:
+        return (self.total - self.first) * self.accumulation
+
+    def __getitem__(self, number: int) -> list[int]:  # type: ignore[override]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        step, piece = divmod(number, self.accumulation)
+        indices = step_indices(self.first + step, self.batch_size, self.size, self.seed)
+        share = self.batch_size // (self.accumulation * self.processes)
+        begin = (piece * self.processes + self.rank) * share
+        return indices[begin : begin + share]
+
+
+def compact(batch: Batch) -> dict[str, Tensor]:
+    """Tokens, and of labels only what is asked: flat `positions`, `targets` and `buckets` `[N]`.
+
+    Positions are found here, on the CPU: finding them on a GPU would make it wait.
+    """
+    labels = batch["labels"].flatten()
+    positions = (labels != IGNORED).nonzero().squeeze(1)
+    found = {
+        "input_ids": batch["input_ids"],
+        "positions": positions,
+        "targets": labels[positions],
+        "buckets": batch["buckets"].flatten()[positions].long(),
+    }
+    if "entity_mask" in batch:
+        found["entity_mask"] = batch["entity_mask"]
+    return found
+
+
+class _Batches(Dataset[dict[str, Tensor]]):
+    """Batches of a task by number."""
+
+    def __init__(self, task: Task, split: Split, groups: Sequence[list[int]]) -> None:
+        self.task, self.split, self.groups = task, split, groups
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        return compact(self.task.batch(self.split, self.groups[number]))
+
+
+def load(
+    task: Task,
+    split: Split,
+    groups: Sequence[list[int]],
+    device: torch.device,
+    workers: int = 0,
+) -> Iterator[dict[str, Tensor]]:
+    """Compact batches on the device, one for each group of indices."""
+    loader = DataLoader(
+        _Batches(task, split, groups),
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        # Of its own, lest making a loader advance the numbers that dropout sees.
+        generator=torch.Generator(),
+    )
+    for batch in loader:
+        yield {name: x.to(device, non_blocking=True) for name, x in batch.items()}

@@ -1,0 +1,100 @@
+"""The interface that VORT and every rival memory share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from vort.ops.padding import Padding
+
+__all__ = ["Memory", "MemoryInputs", "MemoryOutput", "State"]
+
+State = Mapping[str, Tensor]
+"""What a memory keeps between calls: named tensors whose first axis counts sequences."""
+
+
+@dataclass(frozen=True)
+class MemoryInputs:
+    """What a layer hands to its memory.
+
+    Attributes:
+        hidden_states: `[B, T, hidden_size]`.
+        q: `[B, T, H, D]`.
+        k: `[B, T, Hkv, D]`, H a multiple of Hkv.
+        v: `[B, T, Hkv, V]`.
+        entropy: `[B, T, H]` of the layer's local attention, or None.
+        entity: `[B, T]`, 1 within a named entity, or None.
+        padding: where the tokens are, if some rows are padded; they stand at the front of rows.
+        cu_seqlens: `[N + 1]` bounds of packed sequences with B = 1; then no state is involved.
+    """
+
+    hidden_states: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    entropy: Tensor | None = None
+    entity: Tensor | None = None
+    padding: Padding | None = None
+    cu_seqlens: Tensor | None = None
+
+    def with_all_heads(self) -> "MemoryInputs":
+        """The same with keys and values repeated for every query head."""
+        repeats = self.q.shape[2] // self.k.shape[2]
+        if repeats == 1:
+            return self
+        k, v = (x.repeat_interleave(repeats, 2) for x in (self.k, self.v))
+        return replace(self, k=k, v=v)
+
+    def at(self, position: int) -> "MemoryInputs":
+        """The inputs of one position, still with an axis of time."""
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:, position : position + 1]
+
+        hidden, q, k, v = (
+            x[:, position : position + 1] for x in (self.hidden_states, self.q, self.k, self.v)
+        )
+        return MemoryInputs(hidden, q, k, v, cut(self.entropy), cut(self.entity))
+
+
+@dataclass(frozen=True)
+class MemoryOutput:
+    """What a memory gives back.
+
+    Attributes:
+        output: `[B, T, H, V]`, what was retrieved.
+        state: what to pass to the next call, where asked for.
+        order: `[B, T, H]`, fractional orders, where the memory has them.
+    """
+
+    output: Tensor
+    state: State | None = None
+    order: Tensor | None = None
+
+
+class Memory(nn.Module, ABC):
+    """Retrieves from the past of each head: `forward` for sequences, `step` for one token.
+
+    Subclasses differ in what they keep and for how long; projections, local attention, padding and
+    caching are the layer's (`VortAttention`), so that comparisons compare memories alone.
+    """
+
+    @abstractmethod
+    def forward(
+        self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
+    ) -> MemoryOutput:
+        """What each position retrieves, its own token included, and the state after the last."""
+
+    @torch.no_grad()
+    def step(self, inputs: MemoryInputs, state: State | None = None) -> MemoryOutput:
+        """What one token (T = 1) retrieves, and the state after it."""
+        if inputs.q.shape[1] != 1:
+            raise ValueError(f"step takes one position, got {inputs.q.shape[1]}")
+        result: MemoryOutput = self(inputs, state, output_state=True)
+        return result
+
+    @abstractmethod
+    def state_size(self, length: int = 0) -> int:
+        """How many numbers are kept for one sequence after `length` tokens."""

@@ -1,6 +1,0 @@
-"""The lens: a text as a model's memory holds it, on one page that works offline."""
-
-from vort.report.lens.page import LensText, lens_page
-from vort.report.lens.view import view_text
-
-__all__ = ["LensText", "lens_page", "view_text"]

@@ -1,0 +1,111 @@
+"""What is kept of a trained model for the figures agrees with the model."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lab.experiments.tiny import tiny
+from vort.lab.experiments.looks import looks_at
+from vort.lab.experiments.measures import by_order, reads, strip
+from vort.lab.experiments.measures.by_order import impose_order
+from vort.lab.experiments.measures.kinds import kinds_of
+from vort.lab.experiments.measures.look import look
+from vort.lab.experiments.work import build_model
+from vort.lab.tasks import make_task
+from vort.lab.training import TrainingConfig, evaluate
+
+CONFIG = TrainingConfig(steps=1, batch_size=4, precision="float32")
+
+
+def made(**config: Any) -> tuple[Any, Any]:
+    cell = tiny(config={**tiny().config, **config})
+    settings = dict(cell.task)
+    task = make_task(settings.pop("name"), **settings)
+    return build_model(cell, task), task
+
+
+def test_a_strip_shows_the_orders_that_the_model_gives() -> None:
+    model, task = made(num_attention_heads=2)
+    found = strip(model, task, CONFIG, positions=20, sequences=3)
+    batch = task.batch("test", [found["sequence"]])
+    part = slice(found["start"], found["start"] + 20)
+    orders = model.model(batch["input_ids"], output_orders=True, use_cache=False).orders[0]
+    shown = torch.tensor(found["layers"][0]["order"])
+    assert shown.shape == (2, 20)
+    assert torch.allclose(shown, orders[0, part].T, atol=1e-4)
+    kinds = kinds_of(task, batch)
+    assert all(kinds[kind][0, part.start + t] for t, kind in enumerate(found["kinds"]))
+
+
+def test_sources_in_a_strip_are_the_anchors_of_its_queries() -> None:
+    model, task = made()
+    found = strip(model, task, CONFIG, positions=40)
+    pairs = [(query, source) for query, source in enumerate(found["sources"]) if source is not None]
+    assert pairs
+    for query, source in pairs:
+        assert (found["kinds"][source], found["kinds"][query]) == ("first", "again")
+
+
+def test_reads_are_shares_of_the_scales_for_every_kind_of_query() -> None:
+    model, task = made()
+    (layer,) = reads(model, task, CONFIG)["layers"]
+    assert layer["time_constants"][0] is None  # the scale that forgets nothing
+    assert layer["time_constants"][1:] == sorted(layer["time_constants"][1:], reverse=True)
+    assert set(layer["kinds"]) == {"lag <=4", "lag 4-16", "lag >16", "first", "filler"}
+    for kind in layer["kinds"].values():
+        assert sum(kind["shares"][0]) == pytest.approx(1, abs=1e-5)
+
+
+def test_without_gates_every_token_is_written_and_all_scales_are_read_alike() -> None:
+    model, task = made(write_gate=False, read_weights=False)
+    (seen,) = look(model, task.batch("test", [0]), CONFIG)
+    assert seen.gate.eq(1).all()
+    assert seen.read.eq(1).all()
+
+
+def test_an_imposed_order_is_what_those_tokens_get_and_only_while_it_lasts() -> None:
+    model, task = made()
+    batch = task.batch("test", [0])
+    where = kinds_of(task, batch)["first"]
+    before = look(model, batch, CONFIG)[0].order
+    for order in (model.config.order_min, 0.5, 1.0):
+        with impose_order(model, order, where):
+            during = look(model, batch, CONFIG)[0].order
+        assert torch.allclose(during[where], torch.tensor(order), atol=1e-6)
+        assert torch.equal(during[~where], before[~where])
+    assert torch.equal(look(model, batch, CONFIG)[0].order, before)
+
+
+def test_accuracy_by_order_counts_every_query_once_and_adds_up() -> None:
+    model, task = made()
+    found = by_order(model, task, CONFIG, orders=(0.1, 1.0), bounds=(4, 16), sequences=8)
+    total = evaluate(model, task, "test", batch_size=4)["all"]
+    assert found["lags"] == [[1, 4], [5, 16], [17, 63]]
+    for rows in (found["learned"], found["imposed"][:1], found["imposed"][1:]):
+        assert sum(sum(row["count"]) for row in rows) == total["count"]
+    right = sum(
+        (share or 0) * count
+        for row in found["learned"]
+        for share, count in zip(row["accuracy"], row["count"], strict=True)
+    )
+    assert right / total["count"] == pytest.approx(total["accuracy"])
+
+
+def test_models_without_orders_cannot_be_looked_at() -> None:
+    model, task = made(memory="exponential")
+    with pytest.raises(TypeError, match="must have orders"):
+        look(model, task.batch("test", [0]), CONFIG)
+
+
+def test_only_the_first_vort_of_the_laptop_is_looked_at_closely() -> None:
+    assert looks_at("vort", 0, "paper") == {"orders": {}}
+    assert looks_at("mixture", 0, "laptop") == {}
+    assert "strip" in looks_at("vort", 0, "laptop")
+
+
+def test_what_is_kept_is_ready_for_json() -> None:
+    model, task = made()
+    for measure in (strip, reads, by_order):
+        json.dumps(measure(model, task, CONFIG), allow_nan=False)

@@ -1,0 +1,59 @@
+"""Measurements on trained models agree with plain evaluation."""
+
+import pytest
+import torch
+
+from tests.lab.experiments.tiny import tiny
+from vort.lab.experiments.measures import by_lag, cost_of_layer, fine_bounds, heavy_hitters
+from vort.lab.experiments.work import build_model
+from vort.lab.tasks import make_task
+from vort.lab.training import TrainingConfig, evaluate
+
+
+def made(memory: str = "vort"):
+    cell = tiny(config={**tiny().config, "memory": memory})
+    settings = dict(cell.task)
+    task = make_task(settings.pop("name"), **settings)
+    return build_model(cell, task), task, TrainingConfig(steps=1, batch_size=4, precision="float32")
+
+
+def test_fine_classes_add_up_to_the_buckets() -> None:
+    model, task, config = made()
+    found = by_lag(model, task, config)
+    plain = evaluate(model, task, "test", batch_size=4)
+    assert set(found["test"]) == set(plain)
+    for name, scores in plain.items():
+        for key, value in scores.items():
+            assert found["test"][name][key] == pytest.approx(value, rel=1e-6)
+
+
+@pytest.mark.parametrize("length", [10, 1000, 10_000])
+def test_bounds_of_the_task_are_among_the_fine_ones(length: int) -> None:
+    bounds = fine_bounds(length, (3, 7))
+    assert {3, 7} <= set(bounds)
+    assert list(bounds) == sorted(set(bounds))
+    assert bounds[-1] < length
+
+
+def test_h2o_with_room_for_all_scores_as_full_attention() -> None:
+    model, task, config = made("softmax")
+    full = by_lag(model, task, config)
+    kept = heavy_hitters(model, task, config, state_numbers=10**6, sequences=8)
+    assert kept["test"]["all"]["bits"] == pytest.approx(full["test"]["all"]["bits"], rel=1e-4)
+    model, task, config = made("softmax")
+    small = heavy_hitters(model, task, config, state_numbers=500, sequences=8)
+    assert small["state_numbers"] <= 500
+    assert small["test"]["all"]["bits"] != pytest.approx(full["test"]["all"]["bits"], rel=1e-9)
+
+
+def test_the_cost_of_a_layer_is_measured_in_a_process_of_its_own() -> None:
+    config = {"hidden_size": 32, "num_attention_heads": 1, "sliding_window": 0, "conv_size": 0}
+    found = cost_of_layer(config, {"length": 128, "batch": 1, "repeats": 1})
+    assert found["times"]["forward_backward"] > 0
+    assert found["peak_bytes"] >= 0
+
+
+def test_the_head_has_a_row_for_each_class_and_tokens_are_sums_of_parts() -> None:
+    model, task, _ = made()
+    assert model.get_output_embeddings().weight.shape[0] == task.num_classes == 16
+    assert model(torch.zeros(1, 4, dtype=torch.long)).logits.shape[-1] == 16

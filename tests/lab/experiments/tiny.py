@@ -1,0 +1,41 @@
+"""Cells that take a second or two."""
+
+from typing import Any
+
+from vort.lab.experiments.cell import Cell
+
+TASK = {
+    "name": "zipf_retrieval",
+    "length": 64,
+    "pairs": 4,
+    "keys": 8,
+    "bounds": (4, 16),
+    "validation_sequences": 4,
+    "test_sequences": 8,
+}
+CONFIG = {
+    "hidden_size": 16,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "intermediate_size": 16,
+    "sliding_window": 0,
+    "use_entropy": False,
+    "conv_size": 0,
+    "num_terms": 4,
+    "horizon": 100,
+    "tie_word_embeddings": False,
+}
+TRAINING = {"steps": 3, "batch_size": 4, "learning_rate": 1e-3}
+
+
+def tiny(model: str = "vort", seed: int = 0, **changes: Any) -> Cell:
+    settings: dict[str, Any] = {
+        "experiment": "pilot",
+        "scale": "laptop",
+        "model": model,
+        "seed": seed,
+        "task": {**TASK, "seed": seed},
+        "config": CONFIG,
+        "training": TRAINING,
+    }
+    return Cell(**{**settings, **changes})

@@ -1,0 +1,184 @@
+"""What the lens puts on its page: the model's own numbers, and any text inert."""
+
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from tests.test_cli import plain
+from vort.cli import app
+from vort.lab.report.lens.cells import cells_of, visible
+from vort.lab.report.lens.codes import LogCode
+from vort.lab.report.lens.page import LensText, lens_page
+from vort.lab.report.lens.view import TextView, view_text
+from vort.memories.interface import MemoryInputs
+from vort.models import ByteTokenizer, VortConfig, VortForCausalLM
+
+runner = CliRunner(env={"TERM": "dumb"})
+MEMORIES = ["vort", "uniform_power_law", "exponential", "mixture"]
+
+
+def model_of(**changes: object) -> VortForCausalLM:
+    torch.manual_seed(0)
+    settings: dict[str, object] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "sliding_window": 8,
+        "horizon": 500,
+        "initializer_range": 0.2,
+    }
+    return VortForCausalLM(VortConfig(**{**settings, **changes})).eval()
+
+
+def view_of(text: str, **changes: object) -> tuple[VortForCausalLM, TextView]:
+    model = model_of(**changes)
+    return model, view_text(model, torch.tensor([list(text.encode())]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"memory": name} for name in MEMORIES),
+        {"routing": "banks", "num_banks": 3, "num_terms": 4},
+        {"normalizer": "undecayed"},
+        {"normalizer": "none"},
+        {"include_self": False},
+        {"feature_map": "identity"},
+        {"feature_map": "hedgehog"},
+        {"num_key_value_heads": 1, "write_gate": False, "read_weights": False},
+    ],
+    ids=str,
+)
+def test_weights_of_the_view_give_what_the_memory_retrieves(changes: dict[str, object]) -> None:
+    model = model_of(**changes)
+    seen: list[tuple[MemoryInputs, torch.Tensor]] = []
+
+    def keep(module: object, args: tuple[MemoryInputs], output: object) -> None:
+        seen.append((args[0], output.output))  # type: ignore[attr-defined]
+
+    for block in model.model.layers:
+        block.self_attn.memory.register_forward_hook(keep)
+    ids = torch.randint(0, 256, (1, 90))
+    view = view_text(model, ids)
+    for layer, (inputs, output) in zip(view.layers, seen, strict=True):
+        values = inputs.with_all_heads().v[0]
+        for head in range(2):
+            for position in (0, 1, 45, 89):
+                weights = torch.from_numpy(layer.weights(head, position).sum(1))
+                expected = output[0, position, head]
+                got = weights @ values[: position + 1, head]
+                torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-3)
+
+
+def test_surprise_is_the_models_loss() -> None:
+    text = "a text with some words in it"
+    model, view = view_of(text)
+    ids = torch.tensor([list(text.encode())])
+    loss = model(ids, labels=ids).loss.item() / np.log(2)
+    assert np.isnan(view.surprise[0])
+    assert view.surprise[1:].mean() == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("memory", ["softmax", "gla", "none"])
+def test_memories_without_a_kernel_are_refused_by_name(memory: str) -> None:
+    with pytest.raises(ValueError, match=f"retention kernel.*memory='{memory}'"):
+        view_of("text", memory=memory)
+
+
+@given(st.text(max_size=60))
+def test_cells_cover_text_and_tokens_once(text: str) -> None:
+    text = text.encode(errors="replace").decode()
+    offsets = ByteTokenizer()(text, return_offsets_mapping=True)["offset_mapping"]
+    cells = cells_of(text, offsets)
+    assert "".join(text[cell.start : cell.end] for cell in cells) == text
+    tokens = [token for cell in cells for token in range(cell.first, cell.last + 1)]
+    assert tokens == list(range(len(offsets)))
+
+
+def test_tokens_that_share_or_lack_characters_find_their_cells() -> None:
+    offsets = [(0, 0), (0, 3), (4, 6), (5, 7)]
+    cells = [(cell.shown, cell.first, cell.last) for cell in cells_of("the cat", offsets)]
+    assert cells == [("◇", 0, 0), ("the", 1, 1), (" cat", 2, 3)]
+
+
+@given(st.text())
+def test_nothing_visible_hides_or_moves_text(text: str) -> None:
+    shown = visible(text)
+    categories = {unicodedata.category(character) for character in shown} - {"Cc"}
+    assert not categories & {"Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert {character for character in shown if unicodedata.category(character) == "Cc"} <= {
+        "\n",
+        "\t",
+    }
+
+
+@pytest.mark.parametrize("bits", [8, 12])
+@pytest.mark.parametrize("signed", [False, True])
+def test_codes_keep_their_precision(bits: int, signed: bool) -> None:
+    draw = np.random.default_rng(0)
+    rows = np.exp(draw.uniform(-13, 0, (40, 33))).astype(np.float32) * 1e-9
+    rows[:, 0] = 1e-9
+    rows[3] = 0
+    if signed:
+        rows *= draw.choice([-1, 1], rows.shape).astype(np.float32)
+    code = LogCode(bits, signed)
+    decoded = code.decode(code.encode(rows), 33)
+    assert (np.abs(decoded - rows) <= code.precision * np.abs(rows)).all()
+    assert code.precision < {8: 0.06, 12: 0.0035}[bits]
+
+
+def test_large_pages_fall_back_to_eight_bits_and_say_so() -> None:
+    text = "some text " * 30
+    _, view = view_of(text)
+    source = LensText(text, [(i, i + 1) for i in range(len(text))])
+    large = lens_page(source, view, title="t", about={})
+    small = lens_page(source, view, title="t", about={}, limit_bytes=1000)
+    assert len(small) < len(large)
+    assert '"bits":8' in small
+    assert '"bits":12' in large
+
+
+def test_five_thousand_tokens_stay_below_fifteen_megabytes() -> None:
+    draw = np.random.default_rng(0)
+    text = "".join(draw.choice(list("abc de"), 5000))
+    _, view = view_of(text, hidden_size=256, num_attention_heads=4, num_hidden_layers=2)
+    page = lens_page(LensText(text, [(i, i + 1) for i in range(5000)]), view, title="t", about={})
+    assert '"bits":12' in page
+    assert len(page) < 15_000_000
+
+
+def test_command_writes_a_page(tmp_path: Path) -> None:
+    folder, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "deep" / "page.html"
+    model_of(use_entity=True).save_pretrained(folder)
+    text.write_bytes("Anna met Vronsky in Moscow — \xe9\n".encode() + b"\xff\xfe</script>")
+    result = runner.invoke(app, ["lens", str(folder), "--text", str(text), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    page = out.read_text(encoding="utf-8")
+    assert "2 places are no UTF-8" in page
+    assert page.count("</script>") == page.count("<script")
+
+
+@pytest.mark.parametrize(
+    ("changes", "content", "options", "message"),
+    [
+        ({"memory": "softmax"}, "text", [], "retention kernel"),
+        ({}, "", [], "at least one character"),
+        ({}, "text", ["--max-tokens", "1"], "--max-tokens must be at least 2, got 1"),
+    ],
+)
+def test_command_explains_what_it_cannot_show(
+    tmp_path: Path, changes: dict[str, object], content: str, options: list[str], message: str
+) -> None:
+    model_of(**changes).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(content)
+    arguments = [str(tmp_path / "model"), "--text", str(tmp_path / "text.txt")]
+    result = runner.invoke(app, ["lens", *arguments, "--out", str(tmp_path / "p.html"), *options])
+    assert result.exit_code == 2
+    assert message in " ".join(plain(result.output).replace("│", " ").split())
+    assert not (tmp_path / "p.html").exists()

@@ -1,0 +1,156 @@
+"""The report page from a run directory: complete, patient with damage, deaf to what files say."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.lab.report.cases import cell_of, make_run, write
+from tests.test_cli import plain
+from vort.cli import app
+from vort.lab.report.html import read_run, report_page
+from vort.lab.report.html.markup import table, text
+from vort.lab.report.html.scores import conditions_of
+
+runner = CliRunner(env={"TERM": "dumb"})
+
+
+def words_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.split("<body>")[1]))
+
+
+def test_page_holds_every_part_of_a_run(tmp_path: Path) -> None:
+    page = report_page(read_run(make_run(tmp_path)))
+    words = words_of(page)
+    for part in (
+        "2 experiments, 4 claims of the paper, 18 trained cells",
+        "1 reproduced 2 reproduced once corrected 1 not reproduced",
+        "Zipf retrieval (table pilot)",
+        "vort reproduce --only pilot --scale laptop --seeds 3",
+        "62.8 % ± 1.5, 26 points above",
+        "Against the paper, beta = 1",
+        "Test scores of every condition",
+        "Test accuracy, %: beta 1.0",
+        "Accuracy by lag: beta 1.5",
+        "Learned orders",
+        "Settings that all 18 cells share",
+        "All 18 cells",
+        "1e-03*",
+        "torch 2.13",
+        "shared rates 8 8 0.0041",
+    ):
+        expected = part.replace("1e-03*", "0.001*").replace(">", "&gt;")
+        assert expected in words, part
+    assert "data:image/png;base64," in page
+
+
+def test_scores_are_means_over_seeds_with_their_interval(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path))
+    pilot = next(part for part in run.experiments if part.name == "pilot")
+    first, second = conditions_of(pilot)
+    assert (first.name, second.name) == ("beta 1.0", "beta 1.5")
+    score = first.score("vort", ">1000")
+    assert score is not None
+    seeds = [cell_of("vort", 1.0, seed)["test"][">1000"]["accuracy"] for seed in range(3)]
+    assert score.mean == pytest.approx(sum(seeds) / 3)
+    assert score.half == pytest.approx(4.303 * 0.004 / 3**0.5, rel=1e-3)
+    lags = first.lags()["vort"]
+    assert lags[6][4] == "lags 64 to 127"
+    assert lags[6][2] < lags[6][1] < lags[6][3]
+    assert set(first.losses()) == set(first.validation()) == set(first.models)
+
+
+def test_language_is_scored_in_bits(tmp_path: Path) -> None:
+    cell = cell_of("vort", 1.0, 0)
+    cell["cell"]["task"] = "books"
+    (tmp_path / "pg19" / "cells").mkdir(parents=True)
+    write(tmp_path / "pg19" / "cells" / "a.json", cell)
+    assert "Test bits" in words_of(report_page(read_run(tmp_path)))
+
+
+def test_damage_is_named_and_stops_nothing(tmp_path: Path) -> None:
+    pilot = make_run(tmp_path) / "pilot"
+    (pilot / "cells" / "vort-b1.0-s0.json").write_text('{"cell": {"mod')
+    (pilot / "cells" / "odd.json").write_text("[1, 2]")
+    (tmp_path / "kernel" / "results.json").write_bytes(b"\xff\x00")
+    (pilot / "orders.png").unlink()
+    run = read_run(tmp_path)
+    words = words_of(report_page(run))
+    assert "pilot/cells/vort-b1.0-s0.json could not be read" in words
+    assert "pilot/cells/odd.json holds a list, not an object" in words
+    assert "kernel/results.json could not be read" in words
+    assert "the figure &#x27;orders.png&#x27; is not there" in words
+    assert len(run.problems) == 4
+    assert "All 17 cells" in words
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", [], {}, [None, 3, "x", [], {}], float("nan")])
+def test_any_part_may_be_of_the_wrong_kind(tmp_path: Path, value: object) -> None:
+    folder = tmp_path / "odd"
+    (folder / "cells").mkdir(parents=True)
+    whole = cell_of("vort", 1.0, 0)
+    write(folder / "cells" / "empty.json", {})
+    write(folder / "cells" / "whole.json", whole)
+    for key in whole:
+        write(folder / "cells" / f"{key}.json", {**whole, key: value})
+    keys = ("title", "about", "command", "sheets", "figures", "verdicts", "notes", "made_by")
+    for key in keys:
+        write(folder / "summary.json", {key: value})
+        report_page(read_run(tmp_path))
+    write(folder / "results.json", dict.fromkeys(("claims", "rules", "made_by"), value))
+    report_page(read_run(tmp_path))
+
+
+def test_text_from_files_is_escaped(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>\"'&"
+    folder = tmp_path / "evil"
+    (folder / "cells").mkdir(parents=True)
+    cell = json.loads(json.dumps(cell_of("vort", 1.0, 0)).replace('"vort"', json.dumps(bad)))
+    write(folder / "cells" / "c.json", cell)
+    row = dict.fromkeys(("where", "states", "measured", "verdict", "erratum"), bad)
+    write(
+        folder / "summary.json",
+        {
+            **dict.fromkeys(("title", "about", "command"), bad),
+            "notes": [bad],
+            "verdicts": [row],
+            "sheets": [{"title": bad, "headings": [bad], "rows": [[bad]]}],
+            "figures": [{"file": "../../../etc/passwd", "caption": bad, "command": bad}],
+            "made_by": {bad: bad},
+        },
+    )
+    page = report_page(read_run(tmp_path))
+    assert "<script>alert" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "root:" not in page
+
+
+def test_figures_stand_to_the_right_and_names_do_not() -> None:
+    markup = table(["a", "score", "erratum"], [["x", "93.0 ± 0.4", "E1"], ["y", "", "E2, E3"]])
+    assert markup.count('class="n"') == 3
+    assert '<td data-label="erratum">E1</td>' in markup
+    assert text(12345) == "12,345"
+
+
+def test_command_writes_into_the_run_folder_or_elsewhere(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "report.html").stat().st_size > 30_000
+    other = tmp_path / "other" / "page.html"
+    assert runner.invoke(app, ["report", str(tmp_path), "--out", str(other)]).exit_code == 0
+    assert other.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(False, "is not a folder"), (True, "holds no experiment")]
+)
+def test_command_explains_a_folder_without_a_run(tmp_path: Path, make: bool, message: str) -> None:
+    folder = tmp_path / "x"
+    if make:
+        folder.mkdir()
+    result = runner.invoke(app, ["report", str(folder)])
+    assert result.exit_code == 2
+    assert message in " ".join(plain(result.output).replace("│", " ").split())

@@ -1,0 +1,62 @@
+"""Multi-query associative recall: pairs first, then each key once."""
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from vort.lab.tasks import IGNORED, MQAR
+
+
+@pytest.mark.parametrize("gaps", ["uniform", "power_law"])
+def test_each_key_is_asked_for_once_after_all_pairs(gaps: str) -> None:
+    task = MQAR(length=100, pairs=20, vocabulary=200, gaps=gaps)
+    batch = task.batch("train", range(50))
+    for tokens, labels, sources in zip(
+        batch["input_ids"], batch["labels"], batch["sources"], strict=True
+    ):
+        queries = (labels != IGNORED).nonzero().flatten()
+        assert len(queries) == 20
+        assert (queries >= 40).all()
+        assert sorted(tokens[queries].tolist()) == sorted(tokens[0:40:2].tolist())
+        where = sources[queries].long()
+        assert (tokens[where] == labels[queries]).all()
+        assert (tokens[where - 1] == tokens[queries]).all()
+
+
+def test_no_key_shows_up_that_is_not_asked_for() -> None:
+    task = MQAR(length=100, pairs=20, vocabulary=200)
+    batch = task.batch("train", range(50))
+    keys = (batch["input_ids"] >= task.num_classes).sum(1)
+    assert (keys == 40).all()
+
+
+def test_uniform_gaps_are_uniform_and_independent_of_the_pair() -> None:
+    task = MQAR(length=60, pairs=10, vocabulary=64, gaps="uniform")
+    batch = task.batch("train", range(3000))
+    rows, queries = (batch["labels"] != IGNORED).nonzero(as_tuple=True)
+    assert chisquare(np.bincount(queries.numpy() - 20, minlength=40)).pvalue > 1e-3
+    first = batch["sources"][rows, queries] == 1
+    assert chisquare(np.bincount(queries[first].numpy() - 20, minlength=40)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("power", [0.01, 0.5])
+def test_a_single_gap_follows_the_power_law(power: float) -> None:
+    task = MQAR(length=42, pairs=1, vocabulary=64, power=power, train_sequences=None)
+    batch = task.batch("train", range(6000))
+    gaps = (batch["labels"] != IGNORED).nonzero()[:, 1].numpy() - 2
+    weights = np.arange(1, 41) ** (power - 1.0)
+    assert chisquare(np.bincount(gaps, minlength=40), 6000 * weights / weights.sum()).pvalue > 1e-3
+
+
+def test_power_one_is_uniform() -> None:
+    task = MQAR(length=60, pairs=10, vocabulary=64, power=1.0)
+    gaps = (task.batch("train", range(3000))["labels"] != IGNORED).nonzero()[:, 1].numpy() - 20
+    assert chisquare(np.bincount(gaps, minlength=40)).pvalue > 1e-3
+
+
+def test_power_law_gaps_are_mostly_short() -> None:
+    lags = {}
+    for gaps in ("uniform", "power_law"):
+        batch = MQAR(length=256, pairs=8, gaps=gaps).batch("train", range(100))
+        lags[gaps] = (batch["labels"] != IGNORED).nonzero()[:, 1].float().median().item()
+    assert lags["power_law"] < lags["uniform"] / 2

@@ -1,0 +1,60 @@
+"""Which sequences a step sees."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lab.training.tiny import TASK
+from vort.lab.tasks import IGNORED
+from vort.lab.training.data import Pieces, compact, load, step_indices
+
+
+@given(size=st.integers(1, 30), batch=st.integers(1, 12), seed=st.integers(0, 99))
+def test_an_epoch_sees_each_sequence_once(size: int, batch: int, seed: int) -> None:
+    steps = -(-2 * size // batch)
+    seen = [index for step in range(steps) for index in step_indices(step, batch, size, seed)]
+    for epoch in (seen[:size], seen[size : 2 * size]):
+        assert sorted(epoch) == list(range(size))
+
+
+def test_epochs_have_orders_of_their_own() -> None:
+    first, second, other = (step_indices(k, 50, 50, s) for k, s in ((0, 0), (1, 0), (0, 1)))
+    assert first != second
+    assert first != other
+
+
+@given(
+    pieces=st.integers(1, 4),
+    processes=st.integers(1, 4),
+    share=st.integers(1, 3),
+)
+def test_processes_and_pieces_share_a_batch_out(pieces: int, processes: int, share: int) -> None:
+    batch = pieces * processes * share
+    parts = [
+        piece
+        for rank in range(processes)
+        for piece in Pieces(3, 5, batch, None, 0, pieces, processes, rank)
+    ]
+    found = sorted(index for part in parts for index in part)
+    assert found == list(range(3 * batch, 5 * batch))
+    assert {len(part) for part in parts} == {share}
+
+
+def test_a_compact_batch_holds_what_is_asked_and_no_more() -> None:
+    batch = TASK.batch("train", range(4))
+    found = compact(batch)
+    asked = batch["labels"] != IGNORED
+    assert torch.equal(found["targets"], batch["labels"][asked])
+    assert torch.equal(found["input_ids"].flatten()[found["positions"]], batch["input_ids"][asked])
+    assert torch.equal(found["buckets"], batch["buckets"][asked].long())
+
+
+def test_workers_change_nothing_and_use_no_random_numbers() -> None:
+    state = torch.get_rng_state()
+    groups = [[0, 1], [2], [3, 4]]
+    alone, helped = (
+        list(load(TASK, "train", groups, torch.device("cpu"), workers)) for workers in (0, 2)
+    )
+    assert torch.equal(state, torch.get_rng_state())
+    for first, second in zip(alone, helped, strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vort.memories.gla_chunk import gla_chunk, gla_exact
+
+
+def problem(length: int, strength: float, batch: int = 1) -> list[torch.Tensor]:
+    shape = (batch, length, 2, 4)
+    q, k, v = torch.randn(3, *shape, dtype=torch.float64)
+    return [q, k, v, -strength * torch.rand(shape, dtype=torch.float64)]
+
+
+@given(length=st.integers(1, 150), strength=st.sampled_from([0.0, 0.1, 3.0, 50.0]))
+@settings(max_examples=20)
+def test_chunks_equal_the_definition(length: int, strength: float) -> None:
+    tensors = problem(length, strength)
+    output, _ = gla_chunk(*tensors, scale=0.5)
+    torch.testing.assert_close(output, gla_exact(*tensors, scale=0.5))
+
+
+@given(split=st.integers(0, 90))
+@settings(max_examples=10)
+def test_a_state_goes_on_where_it_stopped(split: int) -> None:
+    tensors = problem(90, 1.0)
+    first, state = gla_chunk(*(x[:, :split] for x in tensors), output_final_state=True)
+    rest = [x[:, split:] for x in tensors]
+    second, _ = gla_chunk(*rest, initial_state=state)
+    torch.testing.assert_close(torch.cat([first, second], 1), gla_exact(*tensors))
+
+
+def test_packed_sequences_do_not_meet() -> None:
+    tensors = problem(70, 1.0)
+    bounds = torch.tensor([0, 30, 30, 70])
+    output, states = gla_chunk(*tensors, cu_seqlens=bounds, output_final_state=True)
+    parts = [gla_exact(*(x[:, a:b] for x in tensors)) for a, b in ((0, 30), (30, 70))]
+    torch.testing.assert_close(output, torch.cat(parts, 1))
+    assert states.shape[0] == 3
+
+
+def test_gradients_equal_those_of_the_definition() -> None:
+    tensors = [x.requires_grad_() for x in problem(70, 2.0)]
+    weights = torch.randn(1, 70, 2, 4, dtype=torch.float64)
+    chunked = torch.autograd.grad((gla_chunk(*tensors)[0] * weights).sum(), tensors)
+    exact = torch.autograd.grad((gla_exact(*tensors) * weights).sum(), tensors)
+    for got, wanted in zip(chunked, exact, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_gates_that_forget_at_once_stay_finite() -> None:
+    q, k, v, log_gate = (x.float() for x in problem(100, 1e4))
+    output, state = gla_chunk(q, k, v, log_gate, output_final_state=True)
+    assert output.isfinite().all()
+    assert state.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_flash_linear_attention_agrees() -> None:
+    pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    from fla.ops.gla import chunk_gla
+
+    tensors = [x.float().cuda() for x in problem(130, 1.0)]
+    theirs, _ = chunk_gla(*tensors, scale=1.0)
+    torch.testing.assert_close(gla_chunk(*tensors)[0], theirs.float(), atol=1e-2, rtol=1e-2)

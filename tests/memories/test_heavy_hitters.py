@@ -1,0 +1,65 @@
+"""H2O's cache policy: exact while everything fits, a bounded cache afterwards."""
+
+import pytest
+import torch
+
+from vort.memories import MemoryInputs, SoftmaxMemory
+from vort.memories.heavy_hitters import HeavyHitterMemory
+from vort.models import VortConfig, VortForCausalLM
+
+
+def _inputs(length: int, seed: int = 0) -> MemoryInputs:
+    torch.manual_seed(seed)
+    q, k, v = torch.randn(3, 2, length, 2, 8)
+    return MemoryInputs(torch.randn(2, length, 16), q, k, v)
+
+
+@pytest.mark.parametrize("rope_base", [None, 10000.0])
+def test_with_room_for_all_it_is_full_attention(rope_base: float | None) -> None:
+    inputs = _inputs(20)
+    full = SoftmaxMemory(2, 8, rope_base=rope_base)(inputs).output
+    kept = HeavyHitterMemory(2, 8, budget=20, rope_base=rope_base).eval()(inputs).output
+    torch.testing.assert_close(kept, full, rtol=1e-5, atol=1e-5)
+
+
+def test_pieces_with_a_state_equal_one_call() -> None:
+    inputs = _inputs(30)
+    memory = HeavyHitterMemory(2, 8, budget=6).eval()
+    whole = memory(inputs).output
+    state, parts = None, []
+    for t in range(30):
+        found = memory(inputs.at(t), state, output_state=True)
+        state = found.state
+        parts.append(found.output)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+
+
+def test_a_token_that_was_attended_to_outlives_the_window_and_others_do_not() -> None:
+    length, budget = 40, 8
+    k = torch.zeros(1, length, 1, 4)
+    k[0, 3, 0, 0] = 10.0
+    q = torch.zeros(1, length, 1, 4)
+    q[..., 0] = 10.0
+    v = torch.randn(1, length, 1, 4)
+    memory = HeavyHitterMemory(1, 4, budget=budget, rope_base=None).eval()
+    state = memory(MemoryInputs(torch.zeros(1, length, 4), q, k, v), output_state=True).state
+    positions = sorted(state["position"].flatten().tolist())
+    assert 3 in positions
+    assert positions[-budget // 2 :] == list(range(length - budget // 2, length))
+
+
+def test_a_model_trained_with_full_attention_runs_under_the_policy() -> None:
+    settings = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    full = VortForCausalLM(VortConfig(memory="softmax", **settings)).eval()
+    kept = VortForCausalLM(VortConfig(memory="softmax", softmax_heavy_hitters=64, **settings))
+    kept.load_state_dict(full.state_dict())
+    kept.eval()
+    tokens = torch.randint(256, (1, 40))
+    torch.testing.assert_close(kept(tokens).logits, full(tokens).logits, rtol=1e-4, atol=1e-4)
+    assert kept.generate(tokens, max_new_tokens=5, do_sample=False).shape == (1, 45)
+
+
+def test_a_budget_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget must be at least 2"):
+        HeavyHitterMemory(2, 8, budget=1)

@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from vort.fractional import PowerLawBasis
+from vort.memories import Router
+from vort.memories.router import OrderProjection
+
+HIDDEN, HEADS = 12, 3
+
+
+def router(**options: object) -> Router:
+    torch.manual_seed(0)
+    return Router(HIDDEN, HEADS, horizon=1000, **options)
+
+
+def test_orders_are_eq_routing() -> None:
+    made = router(use_entropy=True, use_entity=True, order_min=0.1, terms=6)
+    x, entropy, entity = torch.randn(2, 5, HIDDEN), torch.rand(2, 5, HEADS), torch.ones(2, 5)
+    stacked = torch.cat([x, entropy, entity[..., None]], -1)
+    logits = stacked @ made.order.weight.T + made.order.bias
+    expected = 0.1 + 0.9 * torch.sigmoid(logits)
+    torch.testing.assert_close(made(x, entropy, entity).order, expected)
+
+
+def test_absent_inputs_count_as_zero() -> None:
+    made, x = router(use_entropy=True, use_entity=True), torch.randn(2, 5, HIDDEN)
+    zeros = made(x, torch.zeros(2, 5, HEADS), torch.zeros(2, 5))
+    torch.testing.assert_close(made(x).order, zeros.order, atol=0, rtol=0)
+
+
+def test_heads_start_at_spread_orders() -> None:
+    order = router()(torch.zeros(1, 1, HIDDEN)).order.flatten()
+    assert (order.diff() > 0.1).all()
+    assert order[0] < 0.4
+    assert order[-1] > 0.9
+    alone = OrderProjection(HIDDEN, 1)
+    assert torch.sigmoid(alone.bias).item() == pytest.approx(0.7)
+
+
+def test_heads_can_start_at_one_order() -> None:
+    order = router(order_start=0.6, order_min=0.1)(torch.zeros(1, 1, HIDDEN)).order.flatten()
+    torch.testing.assert_close(order, torch.full_like(order, 0.1 + 0.9 * 0.6))
+    with pytest.raises(ValueError, match="order_start must lie in"):
+        router(order_start=1.0)
+
+
+def test_continuous_routing_writes_the_basis_weights() -> None:
+    made = router(write_gate=False, terms=8)
+    routing = made(torch.randn(2, 5, HIDDEN))
+    basis = PowerLawBasis.fit(1000, 8)
+    torch.testing.assert_close(routing.write, basis.weights(routing.order))
+    torch.testing.assert_close(routing.log_decay, basis.log_decay)
+
+
+def test_banks_write_the_nearest_fixed_order_alone() -> None:
+    from vort.ops.retention import paper_banks
+
+    made = router(routing="banks", banks=4, terms=5, write_gate=False)
+    routing = made(3 * torch.randn(2, 50, HIDDEN))
+    write, log_decay = paper_banks(routing.order, 4, 5, 1000)
+    torch.testing.assert_close(routing.write, write)
+    torch.testing.assert_close(routing.log_decay, log_decay)
+
+
+@pytest.mark.parametrize("mode", ["continuous", "banks"])
+def test_the_order_can_be_learned(mode: str) -> None:
+    made = router(routing=mode, banks=4, terms=5)
+    routing = made(torch.randn(2, 5, HIDDEN))
+    scales = torch.arange(routing.write.shape[-1], dtype=torch.float32)
+    (routing.write * scales).sum().backward()
+    assert made.order.weight.grad.abs().sum() > 0
+
+
+def test_read_weights_are_positive_and_average_one() -> None:
+    read = router(terms=6)(10 * torch.randn(2, 5, HIDDEN)).read
+    assert (read > 0).all()
+    torch.testing.assert_close(read.mean(-1), torch.ones(2, 5, HEADS))
+
+
+def test_a_write_gate_scales_all_terms_alike() -> None:
+    gated, x = router(), torch.randn(2, 5, HIDDEN)
+    routing = gated(x)
+    ratio = routing.write / gated.basis.weights(routing.order)
+    torch.testing.assert_close(ratio, ratio[..., :1].expand_as(ratio))
+    assert ((ratio > 0) & (ratio < 1)).all()
+
+
+def test_rates_survive_half_precision() -> None:
+    made = router().bfloat16()
+    routing = made(torch.randn(1, 4, HIDDEN, dtype=torch.bfloat16))
+    assert routing.write.dtype == routing.log_decay.dtype == torch.float32
+    exact = PowerLawBasis.fit(1000, 8).log_decay
+    torch.testing.assert_close(routing.log_decay, exact, atol=0, rtol=0)
+
+
+def test_errors_name_the_argument() -> None:
+    with pytest.raises(ValueError, match="routing must be 'continuous' or 'banks', got 'nearest'"):
+        router(routing="nearest")
+    with pytest.raises(ValueError, match="tolerance chooses the terms"):
+        router(tolerance=0.1, terms=3)
