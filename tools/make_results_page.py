@@ -24,8 +24,8 @@ settings, versions, device, state size, parameters and time; a second run does o
 missing, and a kill at any moment loses no finished cell. `--share 0.1` trains every cell for a
 tenth of its steps, `--cells PATTERN` takes some of them. Learning rates, and Exponential's decay
 rate, were searched on validation data with equally many trials for every model (`vort tune`; all
-trials are in `src/vort/lab/experiments/tuned.json`); books at the paper's size are the exception, one
-rate served all there. Models of a table have equally many parameters. Accuracy is in percent,
+trials are in `src/vort/lab/experiments/tuned.json`); books at the paper's size are the exception,
+one rate served all there. Models of a table have equally many parameters. Accuracy is in percent,
 intervals are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or *reproduced*
 where our mean is above or within the interval (or 2 points, 0.02 bits) of the paper's figure for
 the last class of lags. A difference between two models that is clear but smaller than the paper's

@@ -23,7 +23,7 @@ def config_of(memory: str = "vort", **changes: Any) -> VortConfig:
         "initializer_range": 0.2,  # logits far enough apart that rounding decides nothing
     }
     if memory == "paper":
-        return VortConfig.paper(**{**sizes, "num_banks": 3, "num_terms": 5, **changes})
+        return VortConfig.paper(**{**sizes, "num_banks": 3, "num_scales": 5, **changes})
     return VortConfig(**{**sizes, "memory": memory, "horizon": 1000, **changes})
 
 

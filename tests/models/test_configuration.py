@@ -57,7 +57,7 @@ def test_a_slip_in_a_saved_configuration_is_an_error(tmp_path) -> None:
 def test_the_paper_configuration_is_the_paper() -> None:
     config = VortConfig.paper()
     assert config.routing == "banks"
-    assert (config.num_banks, config.num_terms, config.num_features) == (10, 15, 64)
+    assert (config.num_banks, config.num_scales, config.num_features) == (10, 15, 64)
     assert config.feature_map == "favor"
     assert config.use_entropy
     assert config.use_entity
@@ -70,7 +70,7 @@ def test_the_paper_configuration_is_the_paper() -> None:
 
 OPTIONS = (
     {},
-    {"num_terms": 12},
+    {"num_scales": 12},
     {"feature_map": "hedgehog"},
     {"write_gate": False, "read_weights": False},
     {"output_gate": True, "conv_size": 0},

@@ -37,7 +37,7 @@ def accuracy_after_training(memory: str, steps: int, far_steps: int) -> float:
         sliding_window=16,
         memory=memory,
         horizon=4096,
-        num_terms=6,
+        num_scales=6,
         num_features=32,
         initializer_range=0.1,
         pad_token_id=None,

@@ -63,7 +63,7 @@ def test_a_saved_model_keeps_its_width_whatever_it_was_matched_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = VortForCausalLM(VortConfig(memory="mixture", **settings))
+    model = VortForCausalLM(VortConfig(memory="none", **settings))
     model.save_pretrained(tmp_path)
     # Another version has other defaults, and would match with another size.
     monkeypatch.setattr("vort.models.building._parameters_of_attention", lambda config: 0)

@@ -61,7 +61,8 @@ class VortConfig(PreTrainedConfig):
             since what it was matched with may change between versions.
         routing: "continuous" (one basis for all orders) or "banks" (the paper's).
         horizon: largest lag the kernels are made for; see `VortModel.set_horizon`.
-        num_terms: exponentials in the basis, or in each bank.
+        num_scales: time scales of a memory, each with a state of its own: rates of the basis, of
+            each bank, or of memory="mixture". "exponential", "gla", "softmax" have none to choose.
         num_banks: banks, where routing="banks".
         order_min: lowest order.
         order_start: where all heads' orders begin, as a share of [order_min, 1]; None: spread over
@@ -78,7 +79,6 @@ class VortConfig(PreTrainedConfig):
         qk_norm: RMS norm of each head's queries and keys.
         output_norm: RMS norm of each head before the output projection.
         output_gate: a gate on each head's output.
-        mixture_components: rates of memory="mixture".
         learn_rates: whether "exponential" learns rates and "uniform_power_law" its order.
         exponential_rate: where the rates of memory="exponential" start; spread over the time
             scales up to the horizon by default.
@@ -115,7 +115,7 @@ class VortConfig(PreTrainedConfig):
     mlp_size: int | None = None
     routing: str = "continuous"
     horizon: int = 8192
-    num_terms: int = 8
+    num_scales: int = 8
     num_banks: int = 10
     order_min: float = 0.05
     order_start: float | None = None
@@ -131,7 +131,6 @@ class VortConfig(PreTrainedConfig):
     qk_norm: bool = True
     output_norm: bool = True
     output_gate: bool = False
-    mixture_components: int = 5
     learn_rates: bool = True
     exponential_rate: float | None = None
     softmax_cache_size: int | None = None
@@ -178,7 +177,7 @@ class VortConfig(PreTrainedConfig):
             "num_hidden_layers": 1,
             "routing": "banks",
             "num_banks": 10,
-            "num_terms": 15,
+            "num_scales": 15,
             "horizon": 10000,
             "feature_map": "favor",
             "num_features": 64,
@@ -203,7 +202,7 @@ class VortConfig(PreTrainedConfig):
             num_key_value_heads=self.num_key_value_heads,
             routing=self.routing,  # type: ignore[arg-type]
             horizon=self.horizon,
-            terms=self.num_terms,
+            terms=self.num_scales,
             banks=self.num_banks,
             order_min=self.order_min,
             order_start=self.order_start,
@@ -216,7 +215,7 @@ class VortConfig(PreTrainedConfig):
             normalizer=self.normalizer,  # type: ignore[arg-type]
             include_self=self.include_self,
             rope_base=self.rope_theta,
-            components=self.mixture_components,
+            components=self.num_scales,
             learn_rates=self.learn_rates,
             rate=self.exponential_rate,
             cache_size=self.softmax_cache_size,

@@ -21,7 +21,7 @@ CONFIG = {
     "sliding_window": 0,
     "use_entropy": False,
     "conv_size": 0,
-    "num_terms": 4,
+    "num_scales": 4,
     "horizon": 100,
     "tie_word_embeddings": False,
 }

@@ -45,7 +45,7 @@ def view_of(text: str, **changes: object) -> tuple[VortForCausalLM, TextView]:
     "changes",
     [
         *({"memory": name} for name in MEMORIES),
-        {"routing": "banks", "num_banks": 3, "num_terms": 4},
+        {"routing": "banks", "num_banks": 3, "num_scales": 4},
         {"normalizer": "undecayed"},
         {"normalizer": "none"},
         {"include_self": False},

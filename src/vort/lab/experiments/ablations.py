@@ -21,7 +21,7 @@ _POWER_LAW = {"learn_rates": False, **PLAIN}
 # Name -> (what changes, settings). The first is what all others are held against.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "vort": ("VORT (ours)", {}),
-    "vort_one_scale": ("S = 1", {"num_terms": 1}),
+    "vort_one_scale": ("S = 1", {"num_scales": 1}),
     "vort_banks": ("banks instead of a continuous order", {"routing": "banks"}),
     "vort_no_read": ("no read weights", {"read_weights": False}),
     "vort_no_gate": ("no write gate", {"write_gate": False}),
@@ -34,7 +34,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixture_gated": ("Mixture-5 + read weights + write gate", {"memory": "mixture"}),
     "mixture_8_gated": (
         "the same with as many rates as VORT",
-        {"memory": "mixture", "mixture_components": 8},
+        {"memory": "mixture", "num_scales": 8},
     ),
     "uniform_power_law_gated": (
         "one learned order + read weights + write gate",
@@ -43,7 +43,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "power_law": ("Power-Law, order .7", {"memory": "uniform_power_law", **_POWER_LAW}),
     "power_law_s1": (
         "Power-Law, S = 1",
-        {"memory": "uniform_power_law", **_POWER_LAW, "num_terms": 1},
+        {"memory": "uniform_power_law", **_POWER_LAW, "num_scales": 1},
     ),
     "power_law_exact": (
         "Power-Law, exact convolution (quadratic)",
@@ -147,7 +147,7 @@ def _claims(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
 
     claims = []
     config = found["power_law"][0]["model"] if "power_law" in found else {}
-    terms = f"S = {config.get('num_terms')}"
+    terms = f"S = {config.get('num_scales')}"
     many, exact, one = map(at_long, ("power_law", "power_law_exact", "power_law_s1"))
     if many is not None and exact is not None:
         claims.append(

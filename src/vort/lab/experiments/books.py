@@ -42,7 +42,7 @@ _MODEL: dict[Scale, dict[str, Any]] = {
         "hidden_size": 64,
         "num_attention_heads": 2,
         "sliding_window": 32,
-        "num_terms": 8,
+        "num_scales": 8,
         "horizon": 1024,
         "tie_word_embeddings": False,
     },
@@ -51,7 +51,7 @@ _MODEL: dict[Scale, dict[str, Any]] = {
         "hidden_size": 256,
         "num_attention_heads": 4,
         "sliding_window": 128,
-        "num_terms": 12,
+        "num_scales": 12,
         "horizon": 8192,
         "tie_word_embeddings": False,
     },
@@ -79,8 +79,8 @@ _TRAINING: dict[Scale, dict[str, Any]] = {
 _RATES: dict[Scale, float] = {"laptop": 5e-3, "paper": 2e-3}
 # The paper's K = 8 banks of S = 10 terms; 33 states at laptop size.
 _BANKS: dict[Scale, dict[str, Any]] = {
-    "laptop": {"num_banks": 5, "num_terms": 8},
-    "paper": {"num_banks": 8, "num_terms": 10},
+    "laptop": {"num_banks": 5, "num_scales": 8},
+    "paper": {"num_banks": 8, "num_scales": 10},
 }
 _MODELS: dict[Scale, tuple[str, ...]] = {
     "laptop": ("vort", "power_law", "mixture", "exponential", "none"),

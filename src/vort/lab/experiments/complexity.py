@@ -18,8 +18,8 @@ _LENGTHS: dict[Scale, tuple[int, ...]] = {
     "paper": (2048, 4096, 8192, 16384, 32768, 65536),
 }
 _LAYER: dict[Scale, dict[str, Any]] = {
-    "laptop": {"hidden_size": 128, "num_attention_heads": 4, "num_terms": 8},
-    "paper": {"hidden_size": 1024, "num_attention_heads": 16, "num_terms": 8},
+    "laptop": {"hidden_size": 128, "num_attention_heads": 4, "num_scales": 8},
+    "paper": {"hidden_size": 1024, "num_attention_heads": 16, "num_scales": 8},
 }
 _BARE = {"sliding_window": 0, "use_entropy": False, "conv_size": 0, "rope_theta": None}
 _MODELS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vort.fractional import PowerLawBasis
 from vort.lab.experiments.claims import Claim, judge
-from vort.lab.tasks import Batch, LabelCopy, ZipfRetrieval, embed_parts
+from vort.lab.tasks import Batch, LabelCopy, ZipfRetrieval, embed_parts, sources_by_key
 from vort.lab.training import TrainingConfig, interval, train
 from vort.models import VortConfig, VortForCausalLM
 from vort.plasticity import (
@@ -26,7 +26,6 @@ from vort.plasticity import (
     refine_orders,
     retrieval_loss,
     retrieval_objective,
-    sources_by_key,
 )
 from vort.plasticity.loss import Similarity
 
@@ -208,7 +207,7 @@ def _config(task: LabelCopy, feature_map: str) -> VortConfig:
         num_attention_heads=1,
         sliding_window=16,
         horizon=HORIZON,
-        num_terms=TERMS,
+        num_scales=TERMS,
         write_gate=False,
         read_weights=False,
         conv_size=0,

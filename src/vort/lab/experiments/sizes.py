@@ -27,7 +27,7 @@ RECALL: dict[Scale, Size] = {
         "head_dim": 32,
         "num_features": 32,
         "intermediate_size": 64,
-        "num_terms": 8,
+        "num_scales": 8,
         "horizon": 1000,
     },
     "paper": {
@@ -37,7 +37,7 @@ RECALL: dict[Scale, Size] = {
         "head_dim": 64,
         "num_features": 64,
         "intermediate_size": 256,
-        "num_terms": 12,
+        "num_scales": 12,
         "horizon": 10_000,
         # Both heads for all lags; heads that begin apart leave long ones to one of them.
         "order_start": 0.7,
@@ -46,8 +46,8 @@ RECALL: dict[Scale, Size] = {
 
 # The paper's K = 10 banks of S = 15 terms are 136 states; at laptop size 4 of 8 are 25.
 _BANKS: dict[Scale, Size] = {
-    "laptop": {"num_banks": 4, "num_terms": 8},
-    "paper": {"num_banks": 10, "num_terms": 15},
+    "laptop": {"num_banks": 4, "num_scales": 8},
+    "paper": {"num_banks": 10, "num_scales": 15},
 }
 
 
@@ -69,7 +69,7 @@ RECALL_TRAINING: dict[Scale, Size] = {
 
 
 def sized(scale: Scale, sizes: Size, banks: Size, settings: Size) -> Size:
-    """Settings of a row at a scale: its sizes, and as many terms as its kind of kernel takes there.
+    """Settings of a row at a scale: its sizes, and as many scales as its kernel takes there.
 
     banks: sizes of rows that route to banks.
     """
@@ -77,7 +77,9 @@ def sized(scale: Scale, sizes: Size, banks: Size, settings: Size) -> Size:
     if settings.get("routing") == "banks":
         own = banks
     elif settings.get("memory") == "uniform_power_law":
-        own = {"num_terms": POWER_LAW_TERMS[scale]}
+        own = {"num_scales": POWER_LAW_TERMS[scale]}
+    elif settings.get("memory") == "mixture":
+        own = {"num_scales": 5}
     return {**sizes, **own, **settings}
 
 
