@@ -24,8 +24,8 @@ for folder in (ROOT, ROOT / "src"):
 
 import torch  # noqa: E402
 
-from tests.ops.feature_maps_triton import cases as maps  # noqa: E402
-from tests.ops.local_attention_triton import cases as local  # noqa: E402
+from tests.ops.feature_maps import cases as maps  # noqa: E402
+from tests.ops.local_attention import fused as local  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
 from tests.ops.retention_triton.cases import (  # noqa: E402
     GPU_CASES,

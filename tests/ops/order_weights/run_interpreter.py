@@ -62,13 +62,12 @@ def compiles_into_one_graph() -> None:
 
 
 def obeys_torch_library() -> None:
-    from vort.ops.order_weights.triton.op import order_weights_op
-
+    operator = torch.ops.vort.order_weights_fused.default
     inputs = make_inputs(OrderCase(shape=(2, 5)), "cpu", 0)
     order, gate = (inputs[name].requires_grad_() for name in ("order", "gate"))
     polynomials = make_basis(12, 3).polynomials_on(order.device, order.dtype)
-    torch.library.opcheck(order_weights_op, (polynomials, order, gate))
-    torch.library.opcheck(order_weights_op, (polynomials, order, None))
+    torch.library.opcheck(operator, (polynomials, order, gate))
+    torch.library.opcheck(operator, (polynomials, order, None))
 
 
 if __name__ == "__main__":

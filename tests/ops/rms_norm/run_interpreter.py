@@ -25,7 +25,7 @@ def equals_exact() -> None:
 
 
 def programs_that_walk_several_blocks_equal_exact() -> None:
-    from vort.ops.rms_norm.triton import op
+    from vort.ops.rms_norm import triton as op
 
     op.PROGRAMS = 3
     for case in (NormCase(shape=(333,)), NormCase(shape=(333,), eps=0.0)):

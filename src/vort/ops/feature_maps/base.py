@@ -1,10 +1,15 @@
-"""What every feature map offers, and the precision that all of them compute in."""
+"""What every feature map offers, the precision all of them compute in, what kernels can take."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from vort.ops.gpu.launcher import kernels_take
+
+# The most coordinates, and the most columns of a weight, that the kernels hold in registers.
+WIDEST = 256
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -15,6 +20,15 @@ def working_dtype(x: Tensor) -> torch.dtype:
 def without_autocast(x: Tensor) -> torch.autocast:
     """Return a context in which AMP leaves matrix products in the precision they were given."""
     return torch.autocast(device_type=x.device.type, enabled=False)
+
+
+def kernels_fit(x: Tensor, matrix: Tensor, head_dim: int, columns: int) -> bool:
+    """Whether kernels can map x `[..., head_dim]` through a matrix that has `columns` features.
+
+    What does not fit together goes to PyTorch, which says so better.
+    """
+    fitting = 1 <= head_dim <= WIDEST and 1 <= columns <= WIDEST and x.shape[-1] == head_dim
+    return fitting and matrix.device == x.device and kernels_take(x)
 
 
 class FeatureMap(nn.Module, ABC):

@@ -33,8 +33,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import FeatureMap, without_autocast, working_dtype
-from .kernels import kernels_fit
+from .base import FeatureMap, kernels_fit, without_autocast, working_dtype
 
 # A third of float32's exponent range: two features and a sum over many positions fit in it.
 CEILING = 29.0

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .base import FeatureMap, without_autocast, working_dtype
-from .kernels import kernels_fit
+from .base import FeatureMap, kernels_fit, without_autocast, working_dtype
 
 
 def hedgehog_features(x: Tensor, weight: Tensor) -> Tensor:

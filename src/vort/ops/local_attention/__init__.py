@@ -5,8 +5,7 @@ decoding with a ring buffer of the window. `exact.py` is the quadratic form they
 against, `block.py` the linear one, `triton/` the same fused into GPU kernels.
 """
 
-from .attention import local_attention
-from .backends import LocalBackend
+from .attention import LocalBackend, local_attention
 from .cache import LocalAttentionCache, local_attention_prefill, local_attention_step
 from .exact import local_attention_exact
 from .rope import apply_rope

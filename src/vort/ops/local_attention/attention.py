@@ -1,12 +1,20 @@
 """The public form of local attention: checks, rotation, padding, then a backend."""
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor
 
-from .backends import BACKENDS, LocalBackend, attend
-from .checks import check_cu_seqlens, check_heads, check_padding_mask, check_window
+from vort.ops.gpu.launcher import kernels_take, require_kernels
+
+from .block import attend_blockwise
+from .checks import WIDEST, check_cu_seqlens, check_heads, check_padding_mask, check_window
 from .exact import local_attention_exact, sequence_starts
 from .rope import apply_rope
+
+__all__ = ["LocalBackend", "attend", "local_attention", "silence"]
+
+LocalBackend = Literal["auto", "block", "exact", "triton"]
 
 
 def local_attention(
@@ -50,8 +58,8 @@ def local_attention(
         >>> o.shape, entropy.shape, bool((entropy[:, 8:] <= torch.tensor(8.0).log() + 1e-6).all())
         (torch.Size([1, 100, 2, 16]), torch.Size([1, 100, 2]), True)
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend not in (known := get_args(LocalBackend)):
+        raise ValueError(f"backend must be one of {', '.join(known)}, got {backend!r}")
     check_window(window)
     check_heads(q, k, v)
     B, T = q.shape[:2]
@@ -96,3 +104,37 @@ def local_attention(
 def silence(x: Tensor, padding_mask: Tensor) -> Tensor:
     """Return `[..., H, D]` with zeros at padding, where there may be anything, even NaN."""
     return x.masked_fill(~padding_mask[..., None, None], 0)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    *,
+    scale: float,
+    start: Tensor | None = None,
+    valid: Tensor | None = None,
+    return_entropy: bool = False,
+    backend: LocalBackend = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `attend_blockwise` returns, from the backend that suits device and dtype.
+
+    Example:
+        >>> q = torch.randn(1, 5, 4, 8)
+        >>> attend(q, q, q, window=4, scale=0.5)[0].shape
+        torch.Size([1, 5, 4, 8])
+    """
+    if backend == "auto":
+        narrow = max(q.shape[-1], v.shape[-1]) <= WIDEST
+        backend = "triton" if narrow and kernels_take(q, k, v) else "block"
+    run = attend_blockwise
+    if backend == "triton":
+        require_kernels(q.device, "block")
+        from .triton import attend_fused  # here and in rope.py alone: Triton may be absent
+
+        run = attend_fused
+    with torch.autocast(q.device.type, enabled=False):
+        return run(
+            q, k, v, window, scale=scale, start=start, valid=valid, return_entropy=return_entropy
+        )

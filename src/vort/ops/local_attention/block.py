@@ -6,17 +6,19 @@ again instead of storing it. With p = softmax(s) and H = -sum p log p a row of s
 
     ds = p (dp - sum p dp - dH (log p + H)),     dp_j = do·v_j,     sum p dp = do·o.
 
-The pair is registered as an operator of its own, so that `torch.compile` takes it whole and does
-not unroll the loop over tiles for every new length.
+Positions are cut into blocks of `size`. A block looks at itself and at the `before` blocks that
+its window reaches into, a stretch of `span` keys. Queries and keys are padded to whole blocks,
+keys also with `before` blocks in front, so that every block has a full stretch.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .layout import BlockLayout
+from vort.ops.custom import Some, Tensors, custom_op
 
 # Finite, because 0 * MASKED must be 0; far below any score, yet its products stay finite.
 MASKED = -1e20
@@ -24,19 +26,90 @@ MASKED = -1e20
 TILE_CPU, TILE_GPU = 2**19, 2**26
 
 
+class BlockLayout(NamedTuple):
+    """The numbers of one call. Keys may be `prefix` longer than queries, at the front."""
+
+    length: int
+    prefix: int
+    window: int
+    size: int
+    before: int
+    blocks: int
+
+    @classmethod
+    def plan(cls, length: int, keys: int, window: int) -> "BlockLayout":
+        """Return the layout for `length` queries at the end of `keys` keys."""
+        window = min(window, keys)
+        # Small blocks waste fewer scores outside the window; large ones make better matrices.
+        best = 32 if window <= 32 else 64 if window <= 512 else 128
+        size = min(best, length)
+        before = -(-(window - 1) // size)
+        return cls(length, keys - length, window, size, before, -(-length // size))
+
+    @property
+    def span(self) -> int:
+        """Return the number of keys in a stretch."""
+        return (self.before + 1) * self.size
+
+    @property
+    def tail(self) -> int:
+        """Return how many positions are missing from the last block."""
+        return self.blocks * self.size - self.length
+
+    @property
+    def front(self) -> int:
+        """Return how many keys are missing before the first one."""
+        return self.before * self.size - self.prefix
+
+    def pad_queries(self, x: Tensor) -> Tensor:
+        """Return `[B, T, ...]` with zeros up to `blocks * size` positions."""
+        return F.pad(x, [0, 0] * (x.ndim - 2) + [0, self.tail])
+
+    def pad_keys(self, x: Tensor) -> Tensor:
+        """Return `[B, prefix + T, ...]` with zeros up to `(before + blocks) * size` positions."""
+        return F.pad(x, [0, 0] * (x.ndim - 2) + [self.front, self.tail])
+
+    def unpad_keys(self, x: Tensor) -> Tensor:
+        """Return the keys without what `pad_keys` added."""
+        return x.narrow(1, self.front, self.prefix + self.length)
+
+    def query_blocks(self, padded: Tensor, first: int, count: int, kv_heads: int) -> Tensor:
+        """Return a view of `count` blocks, `[B, n, H, D]` as `[B, Hkv, count, H/Hkv, size, D]`."""
+        part = padded.narrow(1, first * self.size, count * self.size)
+        batch, _, heads, dim = padded.shape
+        part = part.view(batch, count, self.size, kv_heads, heads // kv_heads, dim)
+        return part.permute(0, 3, 1, 4, 2, 5)
+
+    def key_stretches(self, padded: Tensor, first: int, count: int) -> Tensor:
+        """Return a view of what `count` blocks see, `[B, n, ...]` as `[B, count, ..., span]`."""
+        part = padded.narrow(1, first * self.size, (count + self.before) * self.size)
+        return part.unfold(1, self.span, self.size)
+
+    def add_stretches(self, target: Tensor, x: Tensor, first: int) -> None:
+        """Add `[B, Hkv, count, span, D]` to padded keys `[B, n, Hkv, D]`; stretches overlap."""
+        count = x.shape[2]
+        for shift in range(self.before + 1):
+            block = x.narrow(3, shift * self.size, self.size).permute(0, 2, 3, 1, 4)
+            part = target.narrow(1, (first + shift) * self.size, count * self.size)
+            part.view(block.shape).add_(block)
+
+    def band(self, device: torch.device) -> Tensor:
+        """Return `[size, span]`: whether a key of the stretch is in the window of a query."""
+        query = torch.arange(self.size, device=device)[:, None]
+        key = torch.arange(self.span, device=device) - self.before * self.size
+        return (key <= query) & (key > query - self.window)
+
+    def key_numbers(self, first: int, count: int, device: torch.device) -> Tensor:
+        """Return `[count, span]`: which of the `prefix + T` keys stands where; < 0 is padding."""
+        block = torch.arange(first, first + count, device=device)[:, None] * self.size
+        return block + torch.arange(self.span, device=device) - self.front
+
+
 class _Tiles:
     """Padded inputs, read a few blocks at a time with batch, heads and blocks folded together."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        start: Tensor | None,
-        valid: Tensor | None,
-        window: int,
-        scale: float,
-    ) -> None:
+    def __init__(self, inputs: "Inputs") -> None:
+        q, k, v, start, valid, window, scale, _ = inputs
         self.layout = layout = BlockLayout.plan(q.shape[1], k.shape[1], window)
         self.dtype, self.scale = _working_dtype(q, k, v), scale
         self.batch, self.heads, self.kv_heads = q.shape[0], q.shape[2], k.shape[2]
@@ -115,19 +188,24 @@ def _working_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-@torch.library.custom_op("vort::local_attention", mutates_args=())
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,
-    valid: Tensor | None,
-    window: int,
-    scale: float,
-    with_entropy: bool,
-) -> tuple[Tensor, Tensor]:
+class Inputs(NamedTuple):
+    """The arguments of the operators."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    start: Tensor | None
+    valid: Tensor | None
+    window: int
+    scale: float
+    with_entropy: bool
+
+
+def _forward(inputs: Inputs) -> Tensors:
+    """Output and, if asked for, entropy."""
+    q, _, v, *_, with_entropy = inputs
     with torch.autocast(q.device.type, enabled=False):
-        tiles = _Tiles(q, k, v, start, valid, window, scale)
+        tiles = _Tiles(inputs)
         rows = tiles.q.shape[:3]
         o = v.new_empty(*rows, v.shape[-1])
         entropy = q.new_empty(*rows, int(with_entropy), dtype=tiles.dtype)
@@ -140,102 +218,67 @@ def _attend(
             if log_p is not None:
                 row_entropy = -torch.linalg.vecdot(p, log_p)[..., None]
                 tiles.put_rows(entropy, row_entropy, first, count)
-    entropy = entropy[:, : q.shape[1]].squeeze(-1) if with_entropy else entropy.flatten()
-    return o[:, : q.shape[1]].contiguous(), entropy.contiguous()
+    o, entropy = (x[:, : q.shape[1]].contiguous() for x in (o, entropy))
+    return o, entropy.squeeze(-1) if with_entropy else None
 
 
-@_attend.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,
-    valid: Tensor | None,
-    window: int,
-    scale: float,
-    with_entropy: bool,
-) -> tuple[Tensor, Tensor]:
-    shape = q.shape[:3] if with_entropy else (0,)
-    return v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(shape, dtype=_working_dtype(q, k, v))
-
-
-@torch.library.custom_op("vort::local_attention_backward", mutates_args=())
-def _attend_backward(
-    grad_o: Tensor,
-    grad_entropy: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,
-    valid: Tensor | None,
-    o: Tensor,
-    entropy: Tensor,
-    window: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    q, k, v, *_ = inputs
+    o, entropy = kept
+    do, dentropy = grads
+    do = torch.zeros_like(o) if do is None else do
     with torch.autocast(q.device.type, enabled=False):
-        tiles = _Tiles(q, k, v, start, valid, window, scale)
+        tiles = _Tiles(inputs)
         pad = tiles.layout.pad_queries
-        grad_q = torch.empty_like(tiles.q)
-        grad_k = torch.zeros_like(tiles.k, dtype=tiles.dtype)
-        grad_v = torch.zeros_like(tiles.v, dtype=tiles.dtype)
+        dq = torch.empty_like(tiles.q)
+        dk = torch.zeros_like(tiles.k, dtype=tiles.dtype)
+        dv = torch.zeros_like(tiles.v, dtype=tiles.dtype)
         # What is one number for each row in ds / p: sum p dp + dH H.
-        shared = torch.linalg.vecdot(grad_o.to(tiles.dtype), o.to(tiles.dtype))[..., None]
-        if grad_entropy is not None:
-            grad_entropy = grad_entropy.to(tiles.dtype)[..., None]
-            shared = shared + grad_entropy * entropy[..., None]
-            grad_entropy = pad(grad_entropy)
-        shared, grad_o = pad(shared), pad(grad_o)
+        shared = torch.linalg.vecdot(do.to(tiles.dtype), o.to(tiles.dtype))[..., None]
+        if dentropy is not None:
+            dentropy = dentropy.to(tiles.dtype)[..., None]
+            shared = shared + dentropy * entropy[..., None]
+            dentropy = pad(dentropy)
+        shared, do = pad(shared), pad(do)
         for first, count in tiles.groups():
             q_tile = tiles.rows(tiles.q, first, count)
             k_tile = tiles.stretches(tiles.k, first, count)
             v_tile = tiles.stretches(tiles.v, first, count)
-            p, log_p = tiles.weights(q_tile, k_tile, first, count, log=grad_entropy is not None)
-            grad_tile = tiles.rows(grad_o, first, count)
-            tiles.add_stretches(grad_v, torch.bmm(p.mT, grad_tile), first, count)
-            ds = torch.baddbmm(tiles.rows(shared, first, count), grad_tile, v_tile.mT, beta=-1)
-            if log_p is not None and grad_entropy is not None:
-                ds.addcmul_(log_p, tiles.rows(grad_entropy, first, count), value=-1)
-            ds.mul_(p).mul_(scale)
-            tiles.put_rows(grad_q, torch.bmm(ds, k_tile), first, count)
-            tiles.add_stretches(grad_k, torch.bmm(ds.mT, q_tile), first, count)
+            p, log_p = tiles.weights(q_tile, k_tile, first, count, log=dentropy is not None)
+            do_tile = tiles.rows(do, first, count)
+            tiles.add_stretches(dv, torch.bmm(p.mT, do_tile), first, count)
+            ds = torch.baddbmm(tiles.rows(shared, first, count), do_tile, v_tile.mT, beta=-1)
+            if log_p is not None and dentropy is not None:
+                ds.addcmul_(log_p, tiles.rows(dentropy, first, count), value=-1)
+            ds.mul_(p).mul_(inputs.scale)
+            tiles.put_rows(dq, torch.bmm(ds, k_tile), first, count)
+            tiles.add_stretches(dk, torch.bmm(ds.mT, q_tile), first, count)
     unpad = tiles.layout.unpad_keys
     return (
-        grad_q[:, : q.shape[1]].contiguous(),
-        unpad(grad_k).to(k.dtype, copy=True),
-        unpad(grad_v).to(v.dtype, copy=True),
+        dq[:, : q.shape[1]].contiguous(),
+        unpad(dk).to(k.dtype, copy=True),
+        unpad(dv).to(v.dtype, copy=True),
     )
 
 
-@_attend_backward.register_fake
-def _(
-    grad_o: Tensor,
-    grad_entropy: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor | None,
-    valid: Tensor | None,
-    o: Tensor,
-    entropy: Tensor,
-    window: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _shapes(inputs: Inputs) -> Tensors:
+    q, k, v, *_, with_entropy = inputs
+    rows = q.shape[:3]
+    entropy = q.new_empty(rows, dtype=_working_dtype(q, k, v)) if with_entropy else None
+    return v.new_empty(*rows, v.shape[-1]), entropy
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, start, valid, ctx.window, ctx.scale, ctx.with_entropy = inputs
-    ctx.save_for_backward(q, k, v, start, valid, *output)
-
-
-def _differentiate(ctx: Any, grad_o: Tensor, grad_entropy: Tensor | None) -> tuple[Any, ...]:
-    grad_entropy = grad_entropy if ctx.with_entropy else None
-    grads = _attend_backward(grad_o, grad_entropy, *ctx.saved_tensors, ctx.window, ctx.scale)
-    return (*grads, None, None, None, None, None)
-
-
-_attend.register_autograd(_differentiate, setup_context=_save)
+_attend = custom_op(
+    "vort::local_attention",
+    Inputs,
+    _forward,
+    _backward,
+    _shapes,
+    outputs=("o", "entropy"),
+    shown=2,
+    saved=("o", "entropy"),
+    gradients=("q", "k", "v"),
+)
 
 
 def attend_blockwise(
@@ -260,5 +303,5 @@ def attend_blockwise(
         >>> attend_blockwise(q, k, k, window=4, scale=0.5)[0].shape
         torch.Size([1, 5, 4, 8])
     """
-    o, entropy = _attend(q, k, v, start, valid, window, scale, return_entropy)
-    return o, entropy if return_entropy else None
+    o, entropy = _attend(Inputs(q, k, v, start, valid, window, scale, return_entropy))
+    return o, entropy

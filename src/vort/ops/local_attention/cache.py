@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .attention import local_attention, silence
-from .backends import attend
+from .attention import attend, local_attention, silence
 from .block import MASKED
 from .checks import check_heads, check_padding_mask, check_window
 from .rope import apply_rope

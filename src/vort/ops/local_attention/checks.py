@@ -5,6 +5,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+# The widest head that the GPU kernels hold in registers.
+WIDEST = 128
+
 
 def check_window(window: int) -> None:
     """Refuse a window that does not hold the current position."""

@@ -1,7 +1,7 @@
-"""What a token of each order writes to each time scale: a basis's weights, times a gate.
+"""What a token of each order writes to each scale: a basis's weights, times a gate.
 
 `PowerLawBasis.weights` is the definition; it takes some thirty passes over `[..., S]`. On a GPU
-`triton/` writes the result in one.
+`triton.py` writes the result in one.
 """
 
 import torch
@@ -14,7 +14,7 @@ __all__ = ["order_weights"]
 
 
 def order_weights(basis: PowerLawBasis, order: Tensor, gate: Tensor | None = None) -> Tensor:
-    """Return `basis.weights(order)` times `gate`, which all time scales of a token share.
+    """Return `basis.weights(order)` times `gate`, which all scales of a token share.
 
     Shapes: order and gate `[...]`, the result `[..., S]` float32 (float64 for float64 orders).
     Orders are not checked: they must lie in [order_min, 1].

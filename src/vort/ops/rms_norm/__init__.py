@@ -1,7 +1,7 @@
 """RMS norm over the last axis: PyTorch's, or on a GPU kernels that suit short rows.
 
 PyTorch gives every row a block of threads of its own, most of which find nothing to do in a row of
-one head's 64 numbers; a program of `triton/` takes many rows.
+one head's 64 numbers; a program of `triton.py` takes many rows.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """FAVOR+ features of a block of rows, and the gradient to the rows.
 
 With y = c x, where c holds the scale d^(-1/4) and the cut of the length, the exponents are
@@ -11,12 +11,22 @@ the second because a cut length leaves the direction alone to be changed. Both a
 products w_i·x, so the D coordinates may be taken in chunks of BC.
 """
 
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from vort.ops.custom import Tensors, custom_op
+from vort.ops.gpu.launcher import dense, launch
 from vort.ops.gpu.parts import load_rows, store_rows
 
-from .product import product
+from .shared import Tiling, blocks, choose_tiling, product
+
+__all__ = ["favor_fused"]
 
 
 @triton.jit
@@ -93,3 +103,70 @@ def favor_gradient_kernel(
         dxt = product(de, wt, tl.zeros([BT, BC], dtype=tl.float32), x.dtype.element_ty)
         dxt = factor[:, None] * (dxt - back[:, None] * xt)
         store_rows(dx, dxt, row, left, 0, 1, col, D, BT, BC)
+
+
+class Inputs(NamedTuple):
+    """The arguments of `favor_fused`."""
+
+    x: Tensor
+    projection: Tensor
+    max_norm: float | None
+    shift: bool
+    ceiling: float
+
+
+def _arguments(inputs: Inputs) -> tuple[Tiling, int, tuple[float, ...], dict[str, Any]]:
+    """Block sizes, rows, numbers and compile-time constants that both kernels take."""
+    features, head_dim = inputs.projection.shape
+    tiling = choose_tiling(head_dim, features, inputs.x.dtype)
+    cut = 0.0 if inputs.max_norm is None else float(inputs.max_norm)
+    numbers = (head_dim**-0.25, cut, inputs.ceiling, features**-0.5)
+    constants = {
+        "D": head_dim, "M": features, "BC": tiling.chunk, "BM": tiling.features,
+        "CUT": inputs.max_norm is not None, "SHIFT": inputs.shift,
+    }  # fmt: skip
+    return tiling, prod(inputs.x.shape[:-1]), numbers, constants
+
+
+def _forward(inputs: Inputs) -> tuple[Tensor]:
+    tiling, rows, numbers, constants = _arguments(inputs)
+    tile = tiling.forward
+    (out,) = _shapes(inputs)
+    with torch.cuda.device_of(out):  # the GPU that holds the data, whichever is current
+        launch(
+            favor_kernel, blocks(rows, tile.columns), dense(inputs.x), dense(inputs.projection),
+            out, rows, *numbers, BT=tile.columns, tile=tile, **constants,
+        )  # fmt: skip
+    return (out,)
+
+
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    tiling, rows, numbers, constants = _arguments(inputs)
+    tile, x = tiling.backward, dense(inputs.x)
+    dx = torch.empty_like(x)
+    with torch.cuda.device_of(x):
+        launch(
+            favor_gradient_kernel, blocks(rows, tile.columns), x, dense(inputs.projection),
+            dense(grads[0]), dx, rows, x.shape[-1], *numbers, BT=tile.columns, tile=tile,
+            **constants,
+        )  # fmt: skip
+    return (dx,)
+
+
+def _shapes(inputs: Inputs) -> tuple[Tensor]:
+    return (inputs.x.new_empty(*inputs.x.shape[:-1], inputs.projection.shape[0]),)
+
+
+_favor = custom_op("vort::favor_fused", Inputs, _forward, _backward, _shapes, gradients=("x",))
+
+
+def favor_fused(
+    x: Tensor, projection: Tensor, *, max_norm: float | None, shift: bool, ceiling: float
+) -> Tensor:
+    """Return what `favor_features` returns, from fused GPU kernels, forward and backward.
+
+    x is bfloat16 or float32, `[..., d]`, projection `[m, d]`; d and m at most 256. Exponents stop
+    at `ceiling`. The gradient goes to x alone.
+    """
+    features: Tensor = _favor(Inputs(x, projection, max_norm, shift, ceiling))[0]
+    return features

@@ -1,4 +1,4 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The learned softmax map of a block of tokens, one head, and its gradients.
 
 With l = x W, p = softmax(l) and n = softmax(-l) a row of logits receives
@@ -9,13 +9,26 @@ Features ``[tokens, H, 2 M]`` are addressed as ``[tokens, 2 H, M]``: a half is a
 too wide for registers its D rows are taken in chunks of BC.
 """
 
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from vort.ops.custom import Tensors, custom_op
+from vort.ops.gpu.launcher import dense, launch
 from vort.ops.gpu.parts import fence_loads, load_rows, store_rows
 
-from .product import product
+from .shared import Tiling, blocks, choose_tiling, product
 
+__all__ = ["hedgehog_fused"]
+
+# Programs that share the tokens of a weight gradient. Each leaves a sum of its own, so their number
+# is bounded; several for each multiprocessor, so that the last ones to end leave few idle.
+PROGRAMS = 1024
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -101,3 +114,70 @@ def hedgehog_gradient_kernel(
         store_rows(dx, dxt, token, left, h, H, c, D, BT, BC)
         acc = product(tl.trans(xt), dl, acc, NARROW)
     store_rows(dw, acc, (part * H + h) * D + c, D - c, 0, 1, 0, M, BC, BM)
+
+
+class Inputs(NamedTuple):
+    """The arguments of `hedgehog_fused`."""
+
+    x: Tensor
+    weight: Tensor
+
+
+def _sizes(inputs: Inputs) -> tuple[int, int, Tiling, dict[str, Any]]:
+    """Tokens, heads with weights of their own, block sizes and compile-time constants."""
+    x, weight = inputs
+    head_dim, features = weight.shape[-2:]
+    # a weight that all heads share sees their rows as tokens of one head
+    heads = 1 if weight.ndim == 2 else weight.shape[0]
+    tiling = choose_tiling(head_dim, features, x.dtype)
+    constants = {
+        "H": heads, "D": head_dim, "M": features, "BC": tiling.chunk, "BM": tiling.features,
+    }  # fmt: skip
+    return prod(x.shape[:-1]) // heads, heads, tiling, constants
+
+
+def _forward(inputs: Inputs) -> tuple[Tensor]:
+    tokens, heads, tiling, constants = _sizes(inputs)
+    tile = tiling.forward
+    (out,) = _shapes(inputs)
+    with torch.cuda.device_of(out):  # the GPU that holds the data, whichever is current
+        launch(
+            hedgehog_kernel, heads * blocks(tokens, tile.columns), dense(inputs.x),
+            dense(inputs.weight), out, tokens, BT=tile.columns, tile=tile, **constants,
+        )  # fmt: skip
+    return (out,)
+
+
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    tokens, heads, tiling, constants = _sizes(inputs)
+    tile, x, weight = tiling.backward, dense(inputs.x), dense(inputs.weight)
+    chunks = blocks(weight.shape[-2], tiling.chunk)
+    parts = min(blocks(tokens, tile.columns), max(1, PROGRAMS // (heads * chunks)))
+    dx = torch.empty_like(x)
+    partial = x.new_empty(parts, *weight.shape, dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        launch(
+            hedgehog_gradient_kernel, parts * heads * chunks, x, weight, dense(grads[0]), dx,
+            partial, tokens, parts, BT=tile.columns, tile=tile, **constants,
+        )  # fmt: skip
+    return dx, partial.sum(0).to(weight.dtype)
+
+
+def _shapes(inputs: Inputs) -> tuple[Tensor]:
+    return (inputs.x.new_empty(*inputs.x.shape[:-1], 2 * inputs.weight.shape[-1]),)
+
+
+_hedgehog = custom_op(
+    "vort::hedgehog_fused", Inputs, _forward, _backward, _shapes, gradients=("x", "weight")
+)
+
+
+def hedgehog_fused(x: Tensor, weight: Tensor) -> Tensor:
+    """Return what `hedgehog_features` returns, from fused GPU kernels, forward and backward.
+
+    x is bfloat16 or float32, `[..., d]` with weight `[d, m]` or `[..., H, d]` with weight
+    `[H, d, m]`; d and m at most 256. Sums are float32, and so is the weight gradient until it is
+    rounded to the weight's dtype.
+    """
+    features: Tensor = _hedgehog(Inputs(x, weight))[0]
+    return features

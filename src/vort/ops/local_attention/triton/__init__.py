@@ -1,6 +1,6 @@
 """Local attention on a GPU: fused Triton kernels. Import this package only where it is used."""
 
-from .op import attend_fused
+from .attention import attend_fused
 from .rope import rotate
 
 __all__ = ["attend_fused", "rotate"]

@@ -1,18 +1,19 @@
-# mypy: ignore-errors
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """Rotation of coordinate pairs: `vort::rotate`, whose gradient is the turn back.
 
 Two kernels: angles of all positions, in float64, then the turn itself in one pass over x.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vort.ops.custom import traced
+from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 __all__ = ["rotate"]
@@ -60,13 +61,25 @@ def rotate_kernel(
 
 
 @lru_cache(maxsize=32)
-def _frequencies(dim, base, device):
+def _frequencies(dim: int, base: float, device: torch.device) -> Tensor:
     """base^(-2i/D) for i < D/2, in float64."""
     with torch.inference_mode(False):
-        return base ** -(torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)
+        frequencies: Tensor = base ** -(
+            torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
+        )
+        return frequencies
 
 
-def _rotate(x, positions, base, back):
+class Inputs(NamedTuple):
+    """The arguments of `rotate`."""
+
+    x: Tensor
+    positions: Tensor
+    base: float
+    back: bool
+
+
+def _turn(x: Tensor, positions: Tensor, base: float, back: bool) -> tuple[Tensor]:
     x, positions = x.contiguous(), positions.contiguous()
     y = torch.empty_like(x)
     heads, half, count = x.shape[-2], x.shape[-1] // 2, positions.numel()
@@ -82,44 +95,22 @@ def _rotate(x, positions, base, back):
             rotate_kernel, -(-rows // ROWS), x, cos, sin, y, rows, count,
             H=heads, BACK=back, tile=WHOLE, **sizes,
         )  # fmt: skip
-    return y
+    return (y,)
 
 
-@torch.library.custom_op("vort::rotate", mutates_args=())
-def rotate_op(x: Tensor, positions: Tensor, base: float, back: bool = False) -> Tensor:
-    """What `rotate` returns, as an operator."""
-    return _rotate(x, positions, base, back)
+def _turn_back(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    return _turn(grads[0], inputs.positions, inputs.base, not inputs.back)
 
 
-@rotate_op.register_fake
-def _(x, positions, base, back=False):
-    return x.new_empty(x.shape)
-
-
-def _save(ctx, inputs, output):
-    _, positions, ctx.base, ctx.back = inputs
-    ctx.save_for_backward(positions)
-
-
-def _turn_back(ctx, grad):
-    return rotate_op(grad, *ctx.saved_tensors, ctx.base, not ctx.back), None, None, None
-
-
-rotate_op.register_autograd(_turn_back, setup_context=_save)
-
-
-class _Rotate(torch.autograd.Function):
-    """The same as the operator, without a dispatcher in between."""
-
-    @staticmethod
-    def forward(ctx, *inputs):
-        _save(ctx, inputs, None)
-        return _rotate(*inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        return _rotate(grad, *ctx.saved_tensors, ctx.base, not ctx.back), None, None, None
+_rotate = custom_op(
+    "vort::rotate",
+    Inputs,
+    lambda inputs: _turn(*inputs),
+    _turn_back,
+    lambda inputs: (inputs.x.new_empty(inputs.x.shape),),
+    gradients=("x",),
+    forget=("x",),
+)
 
 
 def rotate(x: Tensor, positions: Tensor, base: float, back: bool = False) -> Tensor:
@@ -127,5 +118,5 @@ def rotate(x: Tensor, positions: Tensor, base: float, back: bool = False) -> Ten
 
     `back` turns the other way. The gradient goes to x alone.
     """
-    inputs = (x, positions, float(base), back)
-    return rotate_op(*inputs) if traced(x) else _Rotate.apply(*inputs)
+    y: Tensor = _rotate(Inputs(x, positions, float(base), back))[0]
+    return y

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.ops.case import NamedCase
 from vort.ops.local_attention import local_attention, local_attention_exact
-from vort.ops.local_attention.backends import attend
+from vort.ops.local_attention.attention import attend
 
 
 @dataclass(frozen=True)

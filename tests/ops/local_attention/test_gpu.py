@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from tests.ops.local_attention_triton.cases import (
+from tests.ops.local_attention.fused import (
     GPU_CASES,
     LocalCase,
     changed_past,
     compiled_difference,
     relative_errors,
 )
-from vort.ops.local_attention.backends import attend
+from vort.ops.local_attention.attention import attend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

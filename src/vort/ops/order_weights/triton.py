@@ -1,13 +1,27 @@
-# mypy: ignore-errors
-"""The closed forms of `PowerLawBasis` and their derivatives, a tile of orders times terms.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""Order weights on a GPU. Import this only where it is used: Triton may be absent.
 
-Every weight is a prefactor, which depends on the order alone, times exp(exponent). The sine in the
+The closed forms of `PowerLawBasis` and their derivatives, a tile of orders times scales. Every
+weight is a prefactor, which depends on the order alone, times exp(exponent). The sine in the
 prefactors is a series of our own: the hardware's has an absolute error, which would be a large
 relative one near order 1, where the sine vanishes and sinc divides it by as little.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from vort.ops.custom import Tensors, custom_op
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+
+__all__ = ["order_weights_fused"]
+
+WHOLE = Tile(columns=0, warps=4, stages=1)
+NUMBERS = 2048  # that a program computes
 
 
 @triton.jit
@@ -28,7 +42,7 @@ def sinc_series(x):
 
 @triton.jit
 def prefactors(a):
-    """Those of the first, an inner and the last term at order a, then their derivatives by a."""
+    """Those of the first, an inner and the last scale at order a, then their derivatives by a."""
     u = 1.0 - a
     near = u <= 0.5
     # sin(πu) = sin(πa), taken of the smaller: exactly 0 at order 1
@@ -45,22 +59,22 @@ def prefactors(a):
 
 
 @triton.jit
-def by_term(first, inner, last, col, S: tl.constexpr):
-    """``[BR, BS]`` of what the first, the inner and the last term have; one term is the first."""
+def by_scale(first, inner, last, col, S: tl.constexpr):
+    """``[BR, BS]`` of what the first, the inner and the last scale have; one scale is the first."""
     rest = tl.where(col == S - 1, last[:, None], inner[:, None])
     return tl.where(col == 0, first[:, None], rest)
 
 
 @triton.jit
 def exponents(polynomials, a, col, S: tl.constexpr, N: tl.constexpr):
-    """The exponents ``[BR, BS]`` of all terms, and their derivatives by a."""
+    """The exponents ``[BR, BS]`` of all scales, and their derivatives by a."""
     x = a[:, None]
     value = tl.zeros([a.shape[0], col.shape[1]], dtype=tl.float32)
     slope = value
     for i in tl.static_range(N):
         slope = slope * x + value
         value = value * x + tl.load(polynomials + col * N + (N - 1 - i), mask=col < S, other=0.0)
-    # the first term's exponent is (1 - a) p(a), so that it is 1 at order 1
+    # the first scale's exponent is (1 - a) p(a), so that it is 1 at order 1
     slope = tl.where(col == 0, (1.0 - x) * slope - value, slope)
     return tl.where(col == 0, (1.0 - x) * value, value), slope
 
@@ -76,7 +90,7 @@ def forward_kernel(
     a = tl.load(order + row, mask=row < rows, other=1.0)
     first, inner, last, _, _, _ = prefactors(a)
     exponent, _ = exponents(polynomials, a, col, S, N)
-    value = by_term(first, inner, last, col, S) * tl.exp(exponent)
+    value = by_scale(first, inner, last, col, S) * tl.exp(exponent)
     if HAS_GATE:
         value *= tl.load(gate + row, mask=row < rows, other=0.0)[:, None]
     tl.store(weights + row[:, None] * S + col, value, mask=(row[:, None] < rows) & (col < S))
@@ -95,10 +109,72 @@ def backward_kernel(
     g = tl.load(grad + row[:, None] * S + col, mask=mask, other=0.0)
     first, inner, last, d_first, d_inner, d_last = prefactors(a)
     exponent, slope = exponents(polynomials, a, col, S, N)
-    before = by_term(first, inner, last, col, S)
+    before = by_scale(first, inner, last, col, S)
     g *= tl.exp(exponent)
-    da = tl.sum(g * (by_term(d_first, d_inner, d_last, col, S) + before * slope), axis=1)
+    da = tl.sum(g * (by_scale(d_first, d_inner, d_last, col, S) + before * slope), axis=1)
     if HAS_GATE:
         tl.store(d_gate + row, tl.sum(g * before, axis=1), mask=row < rows)
         da *= tl.load(gate + row, mask=row < rows, other=0.0)
     tl.store(d_order + row, da, mask=row < rows)
+
+
+class Inputs(NamedTuple):
+    """The arguments of `order_weights_fused`."""
+
+    polynomials: Tensor
+    order: Tensor
+    gate: Tensor | None
+
+
+def _blocks(inputs: Inputs) -> tuple[int, dict[str, int]]:
+    """How many blocks of orders there are, and the sizes that make one."""
+    scales, coefficients = inputs.polynomials.shape
+    wide = power_of_two(scales, 1)
+    # a tile of few scales is no taller than one of four: orders are loaded one to a thread
+    height = NUMBERS // max(wide, 4)
+    sizes = {"S": scales, "N": coefficients, "BS": wide, "BR": height}
+    return -(-inputs.order.numel() // height), sizes
+
+
+def _forward(inputs: Inputs) -> tuple[Tensor]:
+    polynomials, order, gate = dense(inputs[0]), dense(inputs[1]), dense(inputs[2])
+    (weights,) = _shapes(inputs)
+    count, sizes = _blocks(inputs)
+    with torch.cuda.device_of(order):  # the GPU that holds the data, whichever is current
+        launch(
+            forward_kernel, count, polynomials, order, gate, weights, order.numel(),
+            HAS_GATE=gate is not None, tile=WHOLE, **sizes,
+        )  # fmt: skip
+    return (weights,)
+
+
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    polynomials, order, gate = dense(inputs[0]), dense(inputs[1]), dense(inputs[2])
+    d_order = order.new_empty(order.shape)
+    d_gate = None if gate is None else gate.new_empty(gate.shape)
+    count, sizes = _blocks(inputs)
+    with torch.cuda.device_of(order):
+        launch(
+            backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
+            order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
+        )  # fmt: skip
+    return d_order, d_gate
+
+
+def _shapes(inputs: Inputs) -> tuple[Tensor]:
+    return (inputs.order.new_empty(*inputs.order.shape, inputs.polynomials.shape[0]),)
+
+
+_order_weights = custom_op(
+    "vort::order_weights_fused", Inputs, _forward, _backward, _shapes, gradients=("order", "gate")
+)
+
+
+def order_weights_fused(polynomials: Tensor, order: Tensor, gate: Tensor | None) -> Tensor:
+    """Return `[..., S]` as `order_weights` does, from GPU kernels, forward and backward.
+
+    polynomials `[S, degree + 1]` of the basis, order and gate `[...]`, all float32. The gradient
+    goes to order and gate.
+    """
+    weights: Tensor = _order_weights(Inputs(polynomials, order, gate))[0]
+    return weights

@@ -16,7 +16,7 @@ CLAIMS = [
 @needs_triton
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_fused_feature_maps_in_the_interpreter(claim: str) -> None:
-    check_in_interpreter("feature_maps_triton", claim)
+    check_in_interpreter("feature_maps", claim)
 
 
 @pytest.mark.parametrize("name", ["hedgehog", "favor"])

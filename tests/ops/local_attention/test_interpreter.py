@@ -20,7 +20,7 @@ CLAIMS = [
 @needs_triton
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_fused_local_attention_in_the_interpreter(claim: str) -> None:
-    check_in_interpreter("local_attention_triton", claim)
+    check_in_interpreter("local_attention", claim)
 
 
 def test_local_attention_on_a_cpu_does_not_import_the_kernels() -> None:

@@ -4,10 +4,12 @@ A process of its own, because Triton decides whether to interpret when it is imp
 kernels of the process.
 """
 
+import importlib
+
 import torch
 
 from tests.ops.interpreter import check_claim
-from tests.ops.local_attention_triton.cases import (
+from tests.ops.local_attention.fused import (
     INTERPRETER_CASES,
     LocalCase,
     changed_past,
@@ -35,15 +37,13 @@ def compiles_into_one_graph() -> None:
 
 
 def obeys_torch_library() -> None:
-    from vort.ops.local_attention.triton.op import local_attention_fused
-    from vort.ops.local_attention.triton.rope import rotate_op
-
+    importlib.import_module("vort.ops.local_attention.triton")
     inputs = make_inputs(LocalCase(length=20), torch.float32, "cpu", 0)
     q, k, v = (inputs[name].requires_grad_() for name in "qkv")
     for with_entropy in (True, False):
         arguments = (q, k, v, None, None, 7, 0.3, with_entropy)
-        torch.library.opcheck(local_attention_fused, arguments)
-    torch.library.opcheck(rotate_op, (q, torch.arange(20), 100.0))
+        torch.library.opcheck(torch.ops.vort.local_attention_fused.default, arguments)
+    torch.library.opcheck(torch.ops.vort.rotate.default, (q, torch.arange(20), 100.0, False))
 
 
 def rotates_as_pytorch_does() -> None:

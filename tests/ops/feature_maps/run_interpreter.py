@@ -4,9 +4,11 @@ A process of its own, because Triton decides whether to interpret when it is imp
 kernels of the process.
 """
 
+import importlib
+
 import torch
 
-from tests.ops.feature_maps_triton.cases import (
+from tests.ops.feature_maps.cases import (
     HIGH,
     HIGH_AND_LONG,
     INTERPRETER_CASES,
@@ -31,9 +33,9 @@ def equals_exact() -> None:
 
 
 def adds_up_the_blocks_of_a_program() -> None:
-    from vort.ops.feature_maps.triton import launch
+    from vort.ops.feature_maps.triton import hedgehog
 
-    launch.PROGRAMS = 6  # so few that a program walks over several blocks
+    hedgehog.PROGRAMS = 6  # so few that a program walks over several blocks
     for case in (MapCase(leading=(300,)), MapCase(leading=(333,), dim=80, shared=True, heads=1)):
         errors = relative_errors(case, torch.float32, "cpu", 0)
         assert all(e <= BOUNDS["hedgehog"] for e in errors.values()), (case.name, errors)
@@ -50,16 +52,15 @@ def compiles_into_one_graph() -> None:
 
 
 def obeys_torch_library() -> None:
-    from vort.ops.feature_maps.triton.op import favor_op, hedgehog_op
-
+    importlib.import_module("vort.ops.feature_maps.triton")
     for shared in (True, False):
         inputs = make_inputs(MapCase(leading=(20,), shared=shared), torch.float32, "cpu", 0)
         x, weight = (inputs[name].requires_grad_() for name in ("x", "matrix"))
-        torch.library.opcheck(hedgehog_op, (x, weight))
+        torch.library.opcheck(torch.ops.vort.hedgehog_fused.default, (x, weight))
     inputs = make_inputs(MapCase("favor", leading=(20,)), torch.float32, "cpu", 0)
     for max_norm, shift in ((6.0, False), (None, True)):
         arguments = (inputs["x"].requires_grad_(), inputs["matrix"], max_norm, shift, 29.0)
-        torch.library.opcheck(favor_op, arguments)
+        torch.library.opcheck(torch.ops.vort.favor_fused.default, arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""The kernels in order, and `vort::local_attention_fused`: all as one differentiable function."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.local_attention.checks import WIDEST
+
+from .kernels import attend_kernel, key_kernel, query_kernel
+
+__all__ = ["attend_fused"]
+
+
+class Tiling(NamedTuple):
+    """Tokens in a program's own block, launches (columns: tokens taken in a step), precision."""
+
+    rows: int
+    attend: Tile
+    query: Tile
+    key: Tile
+    precision: str
+
+
+@lru_cache(maxsize=64)
+def choose_tiling(widest: int, dtype: torch.dtype) -> Tiling:
+    """Block sizes by head dimension: a fixed table, so that a first call is short."""
+    if dtype == torch.float32:
+        # ieee products run on plain multiply-adds: small tiles, no pipelining
+        tile = Tile(32, 4 if widest <= 64 else 8, 1)
+        return Tiling(32, tile, tile, tile, "ieee")
+    if widest <= 64:
+        # few steps in a walk: more programs on a multiprocessor gain more than deeper pipelines
+        return Tiling(64, Tile(64, 4, 3, 128), Tile(32, 4, 3), Tile(32, 4, 2), "tf32")
+    return Tiling(64, Tile(64, 4, 2), Tile(32, 4, 2), Tile(32, 4, 2), "tf32")
+
+
+class Inputs(NamedTuple):
+    """The arguments of the operators."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    start: Tensor | None
+    valid: Tensor | None
+    window: int
+    scale: float
+    with_entropy: bool
+
+
+def _blocks(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+def _arguments(inputs: Inputs) -> tuple[Tiling, list[Any], tuple[Any, ...], dict[str, Any]]:
+    """Block sizes; contiguous q, k, v, start and valid; numbers; compile-time constants."""
+    q, k, v, start, valid, window, scale, _ = inputs
+    wide_q, wide_v = power_of_two(q.shape[3]), power_of_two(v.shape[3])
+    tiling = choose_tiling(max(wide_q, wide_v), q.dtype)
+    numbers = (q.shape[1], k.shape[1] - q.shape[1], min(window, k.shape[1]), scale)
+    constants = {
+        "H": q.shape[2], "HKV": k.shape[2], "D": q.shape[3], "V": v.shape[3], "BD": wide_q,
+        "BV": wide_v, "HAS_START": start is not None, "HAS_VALID": valid is not None,
+        "PREC": tiling.precision,
+    }  # fmt: skip
+    return tiling, [dense(x) for x in inputs[:5]], numbers, constants
+
+
+def _forward(inputs: Inputs) -> Tensors:
+    """Output, entropy (or None) and base-2 log of every softmax's sum."""
+    tiling, tensors, numbers, constants = _arguments(inputs)
+    batch, length, heads, _ = inputs.q.shape
+    o, entropy, lse = _shapes(inputs)
+    with torch.cuda.device_of(inputs.q):  # the GPU that holds the data, whichever is current
+        launch(
+            attend_kernel, batch * heads * _blocks(length, tiling.rows),
+            *tensors, o, lse, entropy, *numbers,
+            BM=tiling.rows, BN=tiling.attend.columns, ENTROPY=inputs.with_entropy,
+            tile=tiling.attend, **constants,
+        )  # fmt: skip
+    return o, entropy, lse
+
+
+def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    tiling, tensors, numbers, constants = _arguments(inputs)
+    q, k, v, *_ = tensors
+    o, entropy, lse = kept
+    do, dentropy = (dense(x) for x in grads)
+    do = torch.zeros_like(o) if do is None else do
+    batch, length, heads, _ = q.shape
+    constants["ENTROPY"] = dentropy is not None
+    dq, dk, dv, shared = (torch.empty_like(x) for x in (q, k, v, lse))
+    with torch.cuda.device_of(q):
+        launch(
+            query_kernel, batch * heads * _blocks(length, tiling.rows),
+            *tensors, o, lse, entropy, do, dentropy, dq, shared, *numbers,
+            BM=tiling.rows, BN=tiling.query.columns, tile=tiling.query, **constants,
+        )  # fmt: skip
+        launch(
+            key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
+            *tensors, lse, shared, do, dentropy, dk, dv, *numbers,
+            BM=tiling.key.columns, BN=tiling.rows, tile=tiling.key, **constants,
+        )  # fmt: skip
+    return dq, dk, dv
+
+
+def _shapes(inputs: Inputs) -> Tensors:
+    rows = inputs.q.shape[:3]
+    lse = inputs.q.new_empty(rows, dtype=torch.float32)
+    o = inputs.v.new_empty(*rows, inputs.v.shape[-1])
+    return o, torch.empty_like(lse) if inputs.with_entropy else None, lse
+
+
+_attend = custom_op(
+    "vort::local_attention_fused",
+    Inputs,
+    _forward,
+    _backward,
+    _shapes,
+    outputs=("o", "entropy", "lse"),
+    shown=2,
+    saved=("o", "entropy", "lse"),
+    gradients=("q", "k", "v"),
+)
+
+
+def attend_fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    *,
+    scale: float,
+    start: Tensor | None = None,
+    valid: Tensor | None = None,
+    return_entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `attend_blockwise` returns, from fused GPU kernels, forward and backward.
+
+    q, k and v share one dtype, bfloat16 or float32 (products in full float32 then); sums and the
+    entropy are float32. Head dimensions in 1..128, any length, window and number of prefix keys.
+    """
+    if q.dtype not in (torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
+        raise TypeError(
+            "q, k and v must share one dtype, bfloat16 or float32, "
+            f"got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        raise ValueError(
+            f"head dimensions must be at most {WIDEST}, got {q.shape[-1]} and {v.shape[-1]}"
+        )
+    o, entropy = _attend(Inputs(q, k, v, start, valid, window, scale, return_entropy))
+    return o, entropy
