@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vort.ops.local_attention import (
-    LocalAttentionCache,
+    LocalState,
+    attend_locally,
     local_attention,
-    local_attention_step,
 )
 
 HEADS, DIM = 4, 64
@@ -79,13 +79,14 @@ def compare(length: int, window: int, rounds: int) -> dict[str, object]:
 
 
 def step_milliseconds(window: int, steps: int = 300) -> float:
-    cache = LocalAttentionCache.empty(1, window, HEADS, DIM)
-    x = torch.randn(1, HEADS, DIM)
+    x = torch.randn(1, 1, HEADS, DIM)
+    state = LocalState.empty(x, x, window)
+    options = {"rope_base": 1e4, "return_entropy": True, "output_state": True}
     times = []
     with torch.no_grad():
         for _ in range(steps):
             begin = time.perf_counter()
-            _, _, cache = local_attention_step(cache, x, x, x, rope_base=1e4, return_entropy=True)
+            _, _, state = attend_locally(x, x, x, window, state=state, **options)
             times.append(time.perf_counter() - begin)
     return round(1e3 * statistics.median(times), 4)
 

@@ -71,14 +71,14 @@ class SoftmaxMemory(Memory):
         return MemoryOutput(output, None if after is None else after._asdict())
 
     def _room(self, inputs: MemoryInputs, state: State | None) -> LocalState | None:
-        """The state, with empty slots in front for the tokens to come where the cache grows."""
+        """The state, with empty slots behind for the tokens to come where the cache grows."""
         if state is None:
             return None
         past = LocalState(state["k"], state["v"], state["seen"])
         if self.cache_size is not None:
             return past
         new = inputs.q.shape[1]
-        k, v = (nn.functional.pad(x, (0, 0, 0, 0, new, 0)) for x in (past.k, past.v))
+        k, v = (nn.functional.pad(x, (0, 0, 0, 0, 0, new)) for x in (past.k, past.v))
         return LocalState(k, v, past.seen)
 
     def _whole(self, inputs: MemoryInputs) -> Tensor:

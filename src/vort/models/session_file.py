@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["read_state", "write_state"]
 
-FORMAT = "vort-session-1"
+FORMAT = "vort-session-2"
 
 
 def write_state(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

@@ -5,13 +5,7 @@ Here `retention` is the function; its folder's files are reached as
 """
 
 from vort.ops.feature_maps import FeatureMap, feature_map
-from vort.ops.local_attention import (
-    LocalAttentionCache,
-    apply_rope,
-    local_attention,
-    local_attention_prefill,
-    local_attention_step,
-)
+from vort.ops.local_attention import LocalState, apply_rope, attend_locally, local_attention
 from vort.ops.order_weights import order_weights
 from vort.ops.retention import (
     RetentionState,
@@ -27,16 +21,15 @@ from vort.ops.rms_norm import rms_norm
 
 __all__ = [
     "FeatureMap",
-    "LocalAttentionCache",
+    "LocalState",
     "RetentionState",
     "apply_rope",
+    "attend_locally",
     "empty_state",
     "exact_retention_with_kernel",
     "explain_backend",
     "feature_map",
     "local_attention",
-    "local_attention_prefill",
-    "local_attention_step",
     "order_weights",
     "paper_banks",
     "retention",

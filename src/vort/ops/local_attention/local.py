@@ -1,29 +1,32 @@
-"""Local attention with a state for each row, so that rows of one batch may differ in length."""
+"""Local attention that goes on where it stopped: decoding, prompts in pieces, rows that differ.
+
+The state is a ring: position p of a row lives in slot p mod window. Softmax does not care about the
+order of its keys, so a step of one token writes one slot and reads the ring as it lies.
+"""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vort.ops.local_attention import (
-    LocalAttentionCache,
-    apply_rope,
-    local_attention,
-    local_attention_prefill,
-    local_attention_step,
-)
 from vort.ops.padding import keep_last
+
+from .attention import attend, local_attention, silence
+from .block import MASKED
+from .checks import check_heads, check_window
+from .rope import apply_rope
 
 __all__ = ["LocalState", "attend_locally"]
 
 
 class LocalState(NamedTuple):
-    """The last `window` keys (turned by RoPE) and values, oldest first, right-aligned.
+    """The last `window` keys (turned by RoPE where it is used) and values of every row.
 
     Attributes:
-        k: `[B, window, Hkv, D]`.
-        v: `[B, window, Hkv, V]`.
-        seen: `[B]` int64, real positions each row has seen so far.
+        k: `[B, window, Hkv, D]`; position p is in slot p mod window, slots not yet written are 0.
+        v: `[B, window, Hkv, V]`, likewise.
+        seen: `[B]` int64, real positions each row has seen so far (a tensor, so that a compiled
+            step need not be compiled again for every position).
     """
 
     k: Tensor
@@ -32,7 +35,12 @@ class LocalState(NamedTuple):
 
     @classmethod
     def empty(cls, k: Tensor, v: Tensor, window: int) -> "LocalState":
-        """The state before the first of `k` and `v` `[B, T, Hkv, ·]`."""
+        """The state before the first of `k` and `v` `[B, T, Hkv, ·]`.
+
+        >>> LocalState.empty(torch.zeros(2, 0, 4, 64), torch.zeros(2, 0, 4, 32), 16).v.shape
+        torch.Size([2, 16, 4, 32])
+        """
+        check_window(window)
         shape = (k.shape[0], window, k.shape[2])
         return cls(
             k.new_zeros(*shape, k.shape[3]),
@@ -40,12 +48,15 @@ class LocalState(NamedTuple):
             torch.zeros(k.shape[0], dtype=torch.int64, device=k.device),
         )
 
-    def as_ring(self) -> LocalAttentionCache:
-        """The same for the op: a ring whose next slot, 0, holds the oldest position."""
-        window = self.k.shape[1]
-        slots = torch.arange(window, device=self.k.device)
-        valid = slots >= window - self.seen[:, None]
-        return LocalAttentionCache(self.k, self.v, valid, torch.zeros_like(self.seen[0]))
+    @property
+    def window(self) -> int:
+        """The number of positions that the ring holds."""
+        return self.k.shape[1]
+
+    @property
+    def written(self) -> Tensor:
+        """`[B, window]`: whether a slot holds a position."""
+        return torch.arange(self.window, device=self.k.device) < self.seen[:, None]
 
 
 def attend_locally(
@@ -54,6 +65,7 @@ def attend_locally(
     v: Tensor,
     window: int,
     *,
+    scale: float | None = None,
     rope_base: float | None = None,
     state: LocalState | None = None,
     real: Tensor | None = None,
@@ -66,6 +78,8 @@ def attend_locally(
 
     q `[B, T, H, D]`, k and v `[B, T, Hkv, ·]`; real `[B, T]` and lengths `[B]` say which positions
     at the front of each row are tokens. cu_seqlens packs sequences where no state is involved.
+    With `state` the sequences go on where that one ended, in pieces of any length; it is left as
+    it is, so a search may branch from it. Other arguments as in `local_attention`.
 
     >>> q, k, v = torch.randn(3, 2, 9, 1, 4)
     >>> whole, _, _ = attend_locally(q, k, v, 3)
@@ -74,51 +88,103 @@ def attend_locally(
     >>> torch.allclose(rest, whole[:, 5:], atol=1e-6)
     True
     """
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if state is None and not output_state:
         o, entropy = local_attention(
             q,
             k,
             v,
             window,
+            scale=scale,
             rope_base=rope_base,
             padding_mask=real,
             cu_seqlens=cu_seqlens,
             return_entropy=return_entropy,
         )
         return o, entropy, None
+    check_heads(q, k, v)
     past = LocalState.empty(k, v, window) if state is None else state
+    _check_state(past, k, v, window)
     if rope_base is not None:
         position = past.seen[:, None] + torch.arange(q.shape[1], device=q.device)
         q, k = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
-    if state is None:
-        o, entropy = local_attention(
-            q, k, v, window, padding_mask=real, return_entropy=return_entropy
-        )
+    if real is not None:
+        q, k, v = (silence(x, real) for x in (q, k, v))
+        lengths = real.sum(1) if lengths is None else lengths
+    if state is not None and q.shape[1] == 1:
+        after = _write(state, k, v, real)
+        o, entropy = _attend_row(q[:, 0], after, scale)
     else:
-        o, entropy = _continue(q, k, v, window, past, real, return_entropy)
-    added = q.shape[1] if lengths is None else lengths
-    kept_k, kept_v = keep_last(past.k, k, lengths), keep_last(past.v, v, lengths)
-    return o, entropy, LocalState(kept_k, kept_v, past.seen + added)
-
-
-def _continue(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int,
-    past: LocalState,
-    real: Tensor | None,
-    return_entropy: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention of new positions to those of the window and to each other."""
-    ring = past.as_ring()
-    if q.shape[1] == 1:
-        mask = None if real is None else real[:, 0]
-        o, entropy, _ = local_attention_step(
-            ring, q[:, 0], k[:, 0], v[:, 0], padding_mask=mask, return_entropy=return_entropy
+        keys, values = (_turn(x, past.seen) for x in past[:2])
+        seen = past.seen + (q.shape[1] if lengths is None else lengths)
+        kept_k, kept_v = keep_last(keys, k, lengths), keep_last(values, v, lengths)
+        after = LocalState(_turn(kept_k, -seen), _turn(kept_v, -seen), seen)
+        if state is None or q.shape[1] == 0:  # no mask is needed for what is not there
+            o, entropy = local_attention(
+                q, k, v, window, scale=scale, padding_mask=real, return_entropy=return_entropy
+            )
+            return o, entropy, after
+        written = _turn(past.written, past.seen)
+        here = written.new_ones(q.shape[:2]) if real is None else real
+        o, entropy = attend(
+            q,
+            torch.cat([keys, k.to(keys.dtype)], 1)[:, 1:],
+            torch.cat([values, v.to(values.dtype)], 1)[:, 1:],
+            window,
+            scale=scale,
+            valid=torch.cat([written, here], 1)[:, 1:],
+            return_entropy=return_entropy,
         )
-        return o.unsqueeze(1), None if entropy is None else entropy.unsqueeze(1)
-    o, entropy, _ = local_attention_prefill(
-        q, k, v, window, cache=ring, padding_mask=real, return_entropy=return_entropy
-    )
-    return o, entropy
+    o = o.to(v.dtype)
+    if real is not None:
+        o = silence(o, real)
+        entropy = None if entropy is None else entropy.masked_fill(~real[..., None], 0)
+    return o, entropy if return_entropy else None, after
+
+
+def _turn(x: Tensor, by: Tensor) -> Tensor:
+    """`[B, window, ...]` with slot s of row b holding what was in slot (s + by[b]) mod window.
+
+    By `seen` a ring comes in order, the latest position last; by `-seen` it is a ring again.
+    """
+    window = x.shape[1]
+    slots = (torch.arange(window, device=x.device) + by[:, None]) % window
+    return x.gather(1, slots.reshape(*slots.shape, *[1] * (x.ndim - 2)).expand_as(x))
+
+
+def _write(state: LocalState, k: Tensor, v: Tensor, real: Tensor | None) -> LocalState:
+    """The state after one more token `[B, 1, Hkv, ·]` in every row where there is one."""
+    here = torch.arange(state.window, device=k.device) == (state.seen % state.window)[:, None]
+    if real is not None:
+        here = here & real
+    at = here[..., None, None]
+    keys = torch.where(at, k.to(state.k.dtype), state.k)
+    values = torch.where(at, v.to(state.v.dtype), state.v)
+    return LocalState(keys, values, state.seen + (1 if real is None else real[:, 0]))
+
+
+def _attend_row(q: Tensor, state: LocalState, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of `[B, H, D]` to all that a state holds: `[B, 1, H, V]`, `[B, 1, H]`."""
+    k, v, _ = state
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.autocast(q.device.type, enabled=False):
+        q = q.to(dtype).view(q.shape[0], k.shape[2], -1, q.shape[-1])
+        scores = torch.einsum("bgrd,bjgd->bgrj", q, k.to(dtype)) * scale
+        forbidden = ~state.written[:, None, None]
+        scores = scores.masked_fill(forbidden, MASKED)
+        p, log_p = scores.softmax(-1).masked_fill(forbidden, 0), scores.log_softmax(-1)
+        o = torch.einsum("bgrj,bjgd->bgrd", p, v.to(dtype)).flatten(1, 2)
+        entropy = -torch.linalg.vecdot(p, log_p).flatten(1, 2)
+    return o.unsqueeze(1), entropy.unsqueeze(1)
+
+
+def _check_state(state: LocalState, k: Tensor, v: Tensor, window: int) -> None:
+    for name, held, x in (("k", state.k, k), ("v", state.v, v)):
+        wanted = (x.shape[0], *x.shape[-2:])
+        if (held.shape[0], *held.shape[2:]) != wanted:
+            raise ValueError(
+                f"state.{name} must be [{wanted[0]}, window, {wanted[1]}, {wanted[2]}] to go with "
+                f"{name}, got shape {tuple(held.shape)}"
+            )
+    if state.window != window:
+        raise ValueError(f"window must be that of the state, {state.window}, got {window}")
