@@ -5,13 +5,13 @@ than short kernels run. Here the question is asked once for each combination of 
 constants, argument types and alignments, all that a compiled form depends on.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["Shape", "launch", "power_of_two", "traced"]
+__all__ = ["Shape", "dense", "launch", "power_of_two", "traced"]
 
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
@@ -37,6 +37,15 @@ def power_of_two(n: int, least: int = 16) -> int:
     (128, 16)
     """
     return max(least, 1 << (n - 1).bit_length())
+
+
+@overload
+def dense(x: Tensor) -> Tensor: ...
+@overload
+def dense(x: Tensor | None) -> Tensor | None: ...
+def dense(x: Tensor | None) -> Tensor | None:
+    """x, contiguous; None stays None."""
+    return None if x is None else x.contiguous()
 
 
 def traced(x: Tensor) -> bool:

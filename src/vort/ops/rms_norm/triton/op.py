@@ -1,16 +1,13 @@
-"""`vort::rms_norm_fused` and its backward: the kernels as PyTorch operators.
+"""The kernels' launches, and `vort::rms_norm_fused`: both as one differentiable function."""
 
-Calls that nothing traces go through an autograd function instead, which costs the host far less
-than an operator does.
-"""
-
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two, traced
+from vort.ops.custom import Tensors, custom_op
+from vort.ops.gpu.launcher import Shape, dense, launch, power_of_two
 
 from .kernels import backward_kernel, forward_kernel
 
@@ -22,6 +19,14 @@ FORWARD_TILE, BACKWARD_TILE = 4096, 2048
 # Enough to fill a GPU, few enough that their partial sums are short work. The same on every GPU,
 # so that sums are taken in the same order.
 PROGRAMS = 1024
+
+
+class Inputs(NamedTuple):
+    """The arguments of `rms_norm_fused`."""
+
+    x: Tensor
+    weight: Tensor | None
+    eps: float
 
 
 def _in_groups(x: Tensor) -> tuple[Tensor, int, int]:
@@ -44,23 +49,22 @@ def _blocks(x: Tensor, tile: int) -> tuple[int, dict[str, int]]:
     return count, {"D": x.shape[-1], "BD": wide, "BR": height}
 
 
-def _forward(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    x, group, stride = _in_groups(x)
+def _forward(inputs: Inputs) -> tuple[Tensor]:
+    x, group, stride = _in_groups(inputs.x)
+    weight = dense(inputs.weight)
     y = x.new_empty(x.shape)
     count, sizes = _blocks(x, FORWARD_TILE)
     with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
         launch(
-            forward_kernel, count,
-            x, None if weight is None else weight.contiguous(), y, x.numel() // x.shape[-1], eps,
+            forward_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
             GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, shape=WHOLE, **sizes,
         )  # fmt: skip
-    return y
+    return (y,)
 
 
-def _gradients(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor | None]:
-    x, group, stride = _in_groups(x)
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    x, group, stride = _in_groups(inputs.x)
+    weight, dy = dense(inputs.weight), dense(grads[0])
     dx = x.new_empty(x.shape)
     count, sizes = _blocks(x, BACKWARD_TILE)
     programs, partial = min(count, PROGRAMS), None
@@ -68,9 +72,8 @@ def _gradients(
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
     with torch.cuda.device_of(x):
         launch(
-            backward_kernel, programs,
-            grad.contiguous(), x, None if weight is None else weight.contiguous(), dx, partial,
-            x.numel() // x.shape[-1], eps,
+            backward_kernel, programs, dy, x, weight, dx, partial,
+            x.numel() // x.shape[-1], inputs.eps,
             GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, shape=WHOLE, **sizes,
         )  # fmt: skip
     if weight is None or partial is None:
@@ -78,60 +81,14 @@ def _gradients(
     return dx, partial.sum(0).to(weight.dtype)
 
 
-@torch.library.custom_op("vort::rms_norm_fused", mutates_args=())
-def rms_norm_op(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """What `rms_norm_fused` returns, as an operator."""
-    return _forward(x, weight, eps)
-
-
-@rms_norm_op.register_fake
-def _(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("vort::rms_norm_fused_backward", mutates_args=())
-def rms_norm_backward_op(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Gradients to x and weight; an operator returns no None, so an absent one is empty."""
-    dx, dweight = _gradients(grad, x, weight, eps)
-    return dx, dx.new_empty(0) if dweight is None else dweight
-
-
-@rms_norm_backward_op.register_fake
-def _(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    dx = x.new_empty(x.shape)
-    return dx, dx.new_empty(0) if weight is None else weight.new_empty(weight.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, ctx.eps = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    x, weight = ctx.saved_tensors
-    dx, dweight = rms_norm_backward_op(grad, x, weight, ctx.eps)
-    return dx, None if weight is None else dweight, None
-
-
-rms_norm_op.register_autograd(_differentiate, setup_context=_save)
-
-
-class _RMSNorm(torch.autograd.Function):
-    """The same as the operator, without a dispatcher in between."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        y = _forward(*inputs)
-        _save(ctx, inputs, y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        return *_gradients(grad, x, weight, ctx.eps), None
+_rms_norm = custom_op(
+    "vort::rms_norm_fused",
+    Inputs,
+    _forward,
+    _backward,
+    lambda inputs: (inputs.x.new_empty(inputs.x.shape),),
+    gradients=("x", "weight"),
+)
 
 
 def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -140,7 +97,5 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     x `[..., D]` and weight `[D]` in bfloat16 or float32, each in its own; D in 1..1024. The sums
     of dweight are taken in a fixed order.
     """
-    inputs = (x, weight, float(eps))
-    if not traced(x):
-        return _RMSNorm.apply(*inputs)  # type: ignore[no-any-return, no-untyped-call]
-    return rms_norm_op(*inputs)  # type: ignore[no-any-return]
+    y: Tensor = _rms_norm(Inputs(x, weight, float(eps)))[0]
+    return y
