@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 
 import vort.ops
-from vort.ops.gpu.launcher import Shape
+from vort.ops.gpu.launcher import Tile
 
 _TYPES = {
     torch.bfloat16: "*bf16",
@@ -42,7 +42,7 @@ class Launch(NamedTuple):
     kernel: str
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[int, Any], ...]
-    shape: Shape
+    tile: Tile
 
 
 class Code(NamedTuple):
@@ -60,7 +60,7 @@ def recorded() -> Iterator[dict[Launch, None]]:
     """Ops called in here run on the CPU and compute nothing: their launches are written down."""
     found: dict[Launch, None] = {}
 
-    def record(kernel: Any, grid: int, *arguments: Any, shape: Shape, **constants: Any) -> None:
+    def record(kernel: Any, grid: int, *arguments: Any, tile: Tile, **constants: Any) -> None:
         if grid == 0:
             return
         types, fixed = [], []
@@ -71,7 +71,7 @@ def recorded() -> Iterator[dict[Launch, None]]:
                 types.append((name, "constexpr"))
                 fixed.append((i, None if i < len(arguments) else constants[name]))
         fn = kernel.fn
-        found[Launch(fn.__module__, fn.__name__, tuple(types), tuple(fixed), shape)] = None
+        found[Launch(fn.__module__, fn.__name__, tuple(types), tuple(fixed), tile)] = None
 
     def accept(*_: Any) -> None:
         """Any device will do."""
@@ -105,7 +105,7 @@ def compiled(launch: Launch) -> Code:
     }
     constants = {(i,): value for i, value in launch.constants}
     source = ASTSource(kernel, dict(launch.signature), constants, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.shape.options())
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.tile.options())
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     descriptor, path = tempfile.mkstemp(suffix=".cubin")
     try:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from vort.ops.gpu.available import kernels_take
+from vort.ops.gpu.launcher import kernels_take
 
 __all__ = ["WIDEST", "kernels_fit"]
 

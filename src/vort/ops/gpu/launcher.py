@@ -1,22 +1,60 @@
-"""Launching a kernel again without asking Triton again which of its compiled forms to run.
+"""Whether kernels can take some tensors, and their launches; Triton itself is not imported here.
 
-Triton looks at every argument on every launch, which for kernels of forty arguments takes longer
-than short kernels run. Here the question is asked once for each combination of compile-time
-constants, argument types and alignments, all that a compiled form depends on.
+A kernel is launched again without asking Triton again which of its compiled forms to run: Triton
+looks at every argument on every launch, which for kernels of forty arguments takes longer than
+short kernels run. Here the question is asked once for each combination of compile-time constants,
+argument types and alignments, all that a compiled form depends on.
 """
 
+import importlib.util
 from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-__all__ = ["Shape", "dense", "launch", "power_of_two", "traced"]
+__all__ = [
+    "Tile", "dense", "has_triton", "kernels_take", "launch", "power_of_two", "require_kernels",
+]  # fmt: skip
 
+# Asked once: torch.compile does not trace a search for packages.
+_FOUND = importlib.util.find_spec("triton") is not None
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 
 
-class Shape(NamedTuple):
+def has_triton() -> bool:
+    """Whether the triton package is installed."""
+    return _FOUND
+
+
+def kernels_take(*tensors: Tensor) -> bool:
+    """Whether these tensors are on a GPU, of one dtype that kernels know, and Triton is there.
+
+    >>> kernels_take(torch.zeros(3))
+    False
+    """
+    dtype = tensors[0].dtype
+    for x in tensors:
+        if x.device.type != "cuda" or x.dtype != dtype:
+            return False
+    return dtype in (torch.bfloat16, torch.float32) and has_triton()
+
+
+def require_kernels(device: torch.device, instead: str) -> None:
+    """Refuse backend 'triton' where it cannot run, naming the backend that can."""
+    if not has_triton():
+        raise RuntimeError(f"backend 'triton' needs the triton package; use '{instead}' without it")
+    if device.type == "cuda" or torch.compiler.is_compiling():
+        return  # reading Triton's settings would break the graph
+    from triton import knobs
+
+    # the interpreter (TRITON_INTERPRET=1) runs kernels in Python, which needs no GPU
+    if not knobs.runtime.interpret:
+        raise RuntimeError(
+            f"backend 'triton' needs CUDA tensors, got {device.type}; use '{instead}' there"
+        )
+
+
+class Tile(NamedTuple):
     """One kernel's launch: columns in a block, warps, pipeline stages, register limit."""
 
     columns: int
@@ -48,11 +86,6 @@ def dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def traced(x: Tensor) -> bool:
-    """Whether something records what is called on x, and so must see an operator."""
-    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
-
-
 def _kind(argument: Any) -> object:
     """What of one argument a compiled form depends on: type, alignment, width of an integer."""
     if isinstance(argument, Tensor):
@@ -63,7 +96,7 @@ def _kind(argument: Any) -> object:
     return type(argument)
 
 
-def launch(kernel: Any, grid: int, *arguments: Any, shape: Shape, **constants: Any) -> None:
+def launch(kernel: Any, grid: int, *arguments: Any, tile: Tile, **constants: Any) -> None:
     """Run `grid` programs of `kernel`; its integer arguments must be marked do_not_specialize.
 
     `arguments` come in the kernel's order, a tensor first; every later parameter is a constant.
@@ -71,12 +104,12 @@ def launch(kernel: Any, grid: int, *arguments: Any, shape: Shape, **constants: A
     if grid == 0:
         return
     # by identity: a kernel's own hash reads its source
-    key = (id(kernel), arguments[0].device, shape, *constants.values(), *map(_kind, arguments))
+    key = (id(kernel), arguments[0].device, tile, *constants.values(), *map(_kind, arguments))
     known = _compiled.get(key)
     if known is not None:
         known[0][(grid, 1, 1)](*arguments, *known[1])
         return
-    compiled = kernel[(grid,)](*arguments, **constants, **shape.options())
+    compiled = kernel[(grid,)](*arguments, **constants, **tile.options())
     if compiled is not None:  # the interpreter has nothing to hand back
         names = kernel.arg_names[len(arguments) :]
         _compiled[key] = (compiled, tuple(constants[name] for name in names))

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.available import kernels_take, require_kernels
+from vort.ops.gpu.launcher import kernels_take, require_kernels
 
 from .block import attend_blockwise
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.available import kernels_take
+from vort.ops.gpu.launcher import kernels_take
 
 
 def apply_rope(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vort.fractional import PowerLawBasis
-from vort.ops.gpu.available import kernels_take
+from vort.ops.gpu.launcher import kernels_take
 
 __all__ = ["order_weights"]
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.available import has_triton, require_kernels
+from vort.ops.gpu.launcher import has_triton, require_kernels
 from vort.ops.retention.checks import check_inputs
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.exact import retention_exact

@@ -7,7 +7,7 @@ one head's 64 numbers; a program of `triton/` takes many rows.
 from torch import Tensor
 from torch.nn import functional as F
 
-from vort.ops.gpu.available import kernels_take
+from vort.ops.gpu.launcher import kernels_take
 
 __all__ = ["rms_norm"]
 

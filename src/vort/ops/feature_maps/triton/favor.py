@@ -14,7 +14,7 @@ products w_i·x, so the D coordinates may be taken in chunks of BC.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.rows import load_rows, store_rows
+from vort.ops.gpu.parts import load_rows, store_rows
 
 from .product import product
 

@@ -12,8 +12,7 @@ too wide for registers its D rows are taken in chunks of BC.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.fence import fence_loads
-from vort.ops.gpu.rows import load_rows, store_rows
+from vort.ops.gpu.parts import fence_loads, load_rows, store_rows
 
 from .product import product
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 from .favor import favor_gradient_kernel, favor_kernel
 from .hedgehog import hedgehog_gradient_kernel, hedgehog_kernel
@@ -24,8 +24,8 @@ class Tiling(NamedTuple):
 
     chunk: int
     features: int
-    forward: Shape
-    backward: Shape
+    forward: Tile
+    backward: Tile
 
 
 @lru_cache(maxsize=64)
@@ -39,13 +39,13 @@ def choose_tiling(head_dim: int, features: int, dtype: torch.dtype) -> Tiling:
     chunk = min(power_of_two(head_dim, 32), 64 if padded <= 64 else 32)
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining
-        shape = Shape(32, 8, 1)
-        return Tiling(chunk, padded, shape, shape)
+        tile = Tile(32, 8, 1)
+        return Tiling(chunk, padded, tile, tile)
     if padded <= 32:
         # at 128 registers four programs of the backward fit on a multiprocessor, not three
-        return Tiling(chunk, padded, Shape(128, 4, 2), Shape(64, 4, 2, 128))
+        return Tiling(chunk, padded, Tile(128, 4, 2), Tile(64, 4, 2, 128))
     rows = 64 if padded <= 128 else 32
-    return Tiling(chunk, padded, Shape(rows, 4 if padded == 64 else 8, 2), Shape(32, 8, 2))
+    return Tiling(chunk, padded, Tile(rows, 4 if padded == 64 else 8, 2), Tile(32, 8, 2))
 
 
 def _blocks(length: int, size: int) -> int:
@@ -72,10 +72,10 @@ def hedgehog_forward(x: Tensor, weight: Tensor) -> Tensor:
     """Features `[..., 2 m]` in the dtype of x. All tensors contiguous."""
     tokens, heads, tiling, constants = _hedgehog_sizes(x, weight)
     out = x.new_empty(*x.shape[:-1], 2 * weight.shape[-1])
-    shape = tiling.forward
+    tile = tiling.forward
     launch(
-        hedgehog_kernel, heads * _blocks(tokens, shape.columns), x, weight, out, tokens,
-        BT=shape.columns, shape=shape, **constants,
+        hedgehog_kernel, heads * _blocks(tokens, tile.columns), x, weight, out, tokens,
+        BT=tile.columns, tile=tile, **constants,
     )  # fmt: skip
     return out
 
@@ -83,14 +83,14 @@ def hedgehog_forward(x: Tensor, weight: Tensor) -> Tensor:
 def hedgehog_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients to x and weight. All tensors contiguous."""
     tokens, heads, tiling, constants = _hedgehog_sizes(x, weight)
-    shape = tiling.backward
+    tile = tiling.backward
     chunks = _blocks(weight.shape[-2], tiling.chunk)
-    parts = min(_blocks(tokens, shape.columns), max(1, PROGRAMS // (heads * chunks)))
+    parts = min(_blocks(tokens, tile.columns), max(1, PROGRAMS // (heads * chunks)))
     dx = torch.empty_like(x)
     partial = x.new_empty(parts, *weight.shape, dtype=torch.float32)
     launch(
         hedgehog_gradient_kernel, parts * heads * chunks, x, weight, grad, dx, partial, tokens,
-        parts, BT=shape.columns, shape=shape, **constants,
+        parts, BT=tile.columns, tile=tile, **constants,
     )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 
@@ -116,10 +116,10 @@ def favor_forward(
     """Features `[..., m]` in the dtype of x. All tensors contiguous."""
     tiling, numbers, constants = _favor_arguments(x, projection, max_norm, shift, ceiling)
     out = x.new_empty(*x.shape[:-1], projection.shape[0])
-    shape = tiling.forward
+    tile = tiling.forward
     launch(
-        favor_kernel, _blocks(_rows(x), shape.columns), x, projection, out, _rows(x), *numbers,
-        BT=shape.columns, shape=shape, **constants,
+        favor_kernel, _blocks(_rows(x), tile.columns), x, projection, out, _rows(x), *numbers,
+        BT=tile.columns, tile=tile, **constants,
     )  # fmt: skip
     return out
 
@@ -135,9 +135,9 @@ def favor_backward(
     """Gradient to x. All tensors contiguous."""
     tiling, numbers, constants = _favor_arguments(x, projection, max_norm, shift, ceiling)
     dx = torch.empty_like(x)
-    shape = tiling.backward
+    tile = tiling.backward
     launch(
-        favor_gradient_kernel, _blocks(_rows(x), shape.columns), x, projection, grad, dx,
-        _rows(x), x.shape[-1], *numbers, BT=shape.columns, shape=shape, **constants,
+        favor_gradient_kernel, _blocks(_rows(x), tile.columns), x, projection, grad, dx,
+        _rows(x), x.shape[-1], *numbers, BT=tile.columns, tile=tile, **constants,
     )  # fmt: skip
     return dx

@@ -13,8 +13,7 @@ the bit.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.fence import fence_loads
-from vort.ops.gpu.rows import load_column, load_rows, store_rows
+from vort.ops.gpu.parts import fence_loads, load_column, load_rows, store_rows
 
 from .sight import LN2, LOG2E, MASKED, first_seen, in_sight
 

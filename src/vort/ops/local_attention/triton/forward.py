@@ -9,8 +9,7 @@ since m is the maximum. Scores are in base 2.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.fence import fence_loads
-from vort.ops.gpu.rows import load_rows, store_rows
+from vort.ops.gpu.parts import fence_loads, load_rows, store_rows
 
 from .sight import FLOOR, LN2, LOG2E, MASKED, first_seen, in_sight
 

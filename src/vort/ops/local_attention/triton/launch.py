@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 from .backward import key_kernel, query_kernel
 from .forward import attend_kernel
@@ -18,9 +18,9 @@ class Tiling(NamedTuple):
     """Tokens in a program's own block, launches (columns: tokens taken in a step), precision."""
 
     rows: int
-    attend: Shape
-    query: Shape
-    key: Shape
+    attend: Tile
+    query: Tile
+    key: Tile
     precision: str
 
 
@@ -29,12 +29,12 @@ def choose_tiling(widest: int, dtype: torch.dtype) -> Tiling:
     """Block sizes by head dimension: a fixed table, so that a first call is short."""
     if dtype == torch.float32:
         # ieee products run on plain multiply-adds: small tiles, no pipelining
-        shape = Shape(32, 4 if widest <= 64 else 8, 1)
-        return Tiling(32, shape, shape, shape, "ieee")
+        tile = Tile(32, 4 if widest <= 64 else 8, 1)
+        return Tiling(32, tile, tile, tile, "ieee")
     if widest <= 64:
         # few steps in a walk: more programs on a multiprocessor gain more than deeper pipelines
-        return Tiling(64, Shape(64, 4, 3, 128), Shape(32, 4, 3), Shape(32, 4, 2), "tf32")
-    return Tiling(64, Shape(64, 4, 2), Shape(32, 4, 2), Shape(32, 4, 2), "tf32")
+        return Tiling(64, Tile(64, 4, 3, 128), Tile(32, 4, 3), Tile(32, 4, 2), "tf32")
+    return Tiling(64, Tile(64, 4, 2), Tile(32, 4, 2), Tile(32, 4, 2), "tf32")
 
 
 def _constants(
@@ -82,7 +82,7 @@ def run_forward(
     launch(
         attend_kernel, batch * heads * _blocks(length, tiling.rows),
         q, k, v, start, valid, o, lse, entropy, length, k.shape[1] - length, window, scale,
-        BM=tiling.rows, BN=tiling.attend.columns, ENTROPY=with_entropy, shape=tiling.attend,
+        BM=tiling.rows, BN=tiling.attend.columns, ENTROPY=with_entropy, tile=tiling.attend,
         **_constants(q, k, v, start, valid, tiling),
     )  # fmt: skip
     return o, entropy, lse
@@ -112,11 +112,11 @@ def run_backward(
     launch(
         query_kernel, batch * heads * _blocks(length, tiling.rows),
         q, k, v, start, valid, o, lse, entropy, do, dentropy, dq, shared, *sizes,
-        BM=tiling.rows, BN=tiling.query.columns, shape=tiling.query, **constants,
+        BM=tiling.rows, BN=tiling.query.columns, tile=tiling.query, **constants,
     )  # fmt: skip
     launch(
         key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
         q, k, v, start, valid, lse, shared, do, dentropy, dk, dv, *sizes,
-        BM=tiling.key.columns, BN=tiling.rows, shape=tiling.key, **constants,
+        BM=tiling.key.columns, BN=tiling.rows, tile=tiling.key, **constants,
     )  # fmt: skip
     return dq, dk, dv

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vort.ops.gpu.launcher import traced
+from vort.ops.custom import traced
 from vort.ops.local_attention.backends import WIDEST
 
 from .launch import run_backward, run_forward

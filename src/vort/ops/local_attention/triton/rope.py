@@ -12,12 +12,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two, traced
+from vort.ops.custom import traced
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 __all__ = ["rotate"]
 
 ROWS = 64
-WHOLE = Shape(columns=0, warps=4, stages=1)
+WHOLE = Tile(columns=0, warps=4, stages=1)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -75,11 +76,11 @@ def _rotate(x, positions, base, back):
     with torch.cuda.device_of(x):
         launch(
             angle_kernel, -(-count // ROWS), positions, _frequencies(2 * half, base, x.device),
-            cos, sin, count, shape=WHOLE, **sizes,
+            cos, sin, count, tile=WHOLE, **sizes,
         )  # fmt: skip
         launch(
             rotate_kernel, -(-rows // ROWS), x, cos, sin, y, rows, count,
-            H=heads, BACK=back, shape=WHOLE, **sizes,
+            H=heads, BACK=back, tile=WHOLE, **sizes,
         )  # fmt: skip
     return y
 

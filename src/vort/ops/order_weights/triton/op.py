@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two, traced
+from vort.ops.custom import traced
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 from .kernels import backward_kernel, forward_kernel
 
 __all__ = ["order_weights_fused"]
 
-WHOLE = Shape(columns=0, warps=4, stages=1)
+WHOLE = Tile(columns=0, warps=4, stages=1)
 TILE = 2048  # numbers that a program computes
 
 
@@ -41,7 +42,7 @@ def _forward(polynomials: Tensor, order: Tensor, gate: Tensor | None) -> Tensor:
         launch(
             forward_kernel, count,
             polynomials.contiguous(), order.contiguous(), _dense(gate), weights, order.numel(),
-            HAS_GATE=gate is not None, shape=WHOLE, **sizes,
+            HAS_GATE=gate is not None, tile=WHOLE, **sizes,
         )  # fmt: skip
     return weights
 
@@ -56,7 +57,7 @@ def _gradients(
         launch(
             backward_kernel, count,
             polynomials.contiguous(), grad.contiguous(), order.contiguous(), _dense(gate),
-            d_order, d_gate, order.numel(), HAS_GATE=gate is not None, shape=WHOLE, **sizes,
+            d_order, d_gate, order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
         )  # fmt: skip
     return d_order, d_gate
 

@@ -15,9 +15,7 @@ are left to the queries' kernel.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.fence import fence_loads
-from vort.ops.gpu.hints import keep_branch
-from vort.ops.gpu.rows import load_column, load_rows, store_rows
+from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows, store_rows
 
 from .tiles import (
     column_factors,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.launcher import Shape, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 from .backward import key_kernel, normalizer_kernel, query_kernel
 from .carry import carry_kernel
@@ -28,8 +28,8 @@ MANY_PROGRAMS = 100
 FEW_TOKENS = 16_384
 # Parts of a segment in the first pass, where programs differ in how far they look back.
 FINE = 4
-ROWWISE = Shape(columns=0, warps=4, stages=1)
-FOLD = Shape(columns=256, warps=1, stages=1)
+ROWWISE = Tile(columns=0, warps=4, stages=1)
+FOLD = Tile(columns=256, warps=1, stages=1)
 
 # G and b of the same states; None where there are none.
 Pair = tuple[Tensor | None, Tensor | None]
@@ -219,7 +219,7 @@ def _states(
             BL=tiling.state_rows, SUMS=only_sums, TO_END=keep_last,
             HAS_SHIFT=shift is not None, HAS_FIRST=start[0] is not None,
             HAS_LAST=last[0] is not None, DECAY_GRAD=grad is not None and not only_sums,
-            PREC=tiling.precision, shape=tiling.state, **common,
+            PREC=tiling.precision, tile=tiling.state, **common,
         )  # fmt: skip
 
     weights = x.new_empty(p.slots, p.heads, p.terms, tiling.span, dtype=torch.float32)
@@ -227,7 +227,7 @@ def _states(
         weights_kernel, p.slots * p.heads * (tiling.span // tiling.state_rows),
         log_decay, weight, weights, p.table, p.length, p.spans, rate_stride,
         H=p.heads, S=p.terms, SP=tiling.modes, SPAN=tiling.span, BL=tiling.state_rows,
-        REVERSE=reverse, HAS_WEIGHT=weight is not None, VARLEN=p.cu is not None, shape=ROWWISE,
+        REVERSE=reverse, HAS_WEIGHT=weight is not None, VARLEN=p.cu is not None, tile=ROWWISE,
     )  # fmt: skip
     grad = None
     if others[0] is not None:
@@ -243,7 +243,7 @@ def _states(
         more = rows * p.norm_terms * _cdiv(p.key_dim, FOLD.columns)
         launch(
             carry_kernel, folds + more, *sums, *first, *carry, log_decay, p.cu, p.length,
-            rate_stride, folds, BC=FOLD.columns, HAS_FIRST=first[0] is not None, shape=FOLD,
+            rate_stride, folds, BC=FOLD.columns, HAS_FIRST=first[0] is not None, tile=FOLD,
             **common,
         )  # fmt: skip
     states = new(p.slots, p.heads, dtype=x.dtype)
@@ -277,7 +277,7 @@ def run_forward(
         q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length, p.spans,
         _rate_stride(log_decay), p.eps,
         BV=columns, HAS_READ=read is not None,
-        shape=tiling.output, **p.block(),
+        tile=tiling.output, **p.block(),
     )  # fmt: skip
     kept = (states.G, states.b) if p.keeps_states else states.carry
     return o, den, states.G_last, states.b_last, kept
@@ -311,7 +311,7 @@ def run_backward(
         launch(
             normalizer_kernel, _cdiv(den.numel(), 32),
             o, do, den, scaled, shift, den.numel(), p.eps,
-            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, shape=ROWWISE,
+            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
         )  # fmt: skip
         do = scaled
     rate_stride = _rate_stride(log_decay)
@@ -329,7 +329,7 @@ def run_backward(
     launch(
         query_kernel, p.row_blocks * p.heads,
         q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, row_part, p.table,
-        p.length, p.spans, rate_stride, BV=tiling.query.columns, shape=tiling.query, **flags,
+        p.length, p.spans, rate_stride, BV=tiling.query.columns, tile=tiling.query, **flags,
     )  # fmt: skip
 
     R, rb, dG_first, db_first, grad, _ = _states(
@@ -347,7 +347,7 @@ def run_backward(
             key_kernel, p.row_blocks * p.heads * programs,
             q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, column_part,
             p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
-            BV=tiling.key.columns, shape=tiling.key, **flags,
+            BV=tiling.key.columns, tile=tiling.key, **flags,
         )  # fmt: skip
     dlog = None
     if grad is not None and row_part is not None and column_part is not None:

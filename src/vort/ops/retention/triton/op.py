@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vort.ops.gpu.launcher import traced
+from vort.ops.custom import traced
 from vort.ops.retention.normalizer import DEFAULT_EPS
 from vort.ops.retention.state import RetentionState
 

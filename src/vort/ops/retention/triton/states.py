@@ -16,9 +16,7 @@ little, and cuts segments finer (FINE parts each), so that programs with work to
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.fence import fence_loads
-from vort.ops.gpu.hints import uniform
-from vort.ops.gpu.rows import load_column, load_flipped, load_rows
+from vort.ops.gpu.parts import fence_loads, load_column, load_flipped, load_rows, uniform
 
 from .tiles import DEAD, MEMORY, load_rates
 

@@ -11,8 +11,7 @@ kept at span starts alone, and inside a span the op is a masked matrix, worked o
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.hints import uniform
-from vort.ops.gpu.rows import load_column
+from vort.ops.gpu.parts import load_column, uniform
 
 # Below this exponent exp2 is zero in float32; it also stands for "masked out" before exp2, so that
 # no infinity is ever multiplied by zero.

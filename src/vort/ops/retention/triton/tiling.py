@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import torch
 
-from vort.ops.gpu.launcher import Shape, power_of_two
+from vort.ops.gpu.launcher import Tile, power_of_two
 
 __all__ = ["Tiling", "choose_tiling"]
 
@@ -26,10 +26,10 @@ class Tiling:
     state_rows: int
     state_keys: int
     state_modes: int
-    state: Shape
-    output: Shape
-    query: Shape
-    key: Shape
+    state: Tile
+    output: Tile
+    query: Tile
+    key: Tile
     precision: str
 
 
@@ -55,10 +55,10 @@ def choose_tiling(
             state_rows=min(span, 32),
             state_keys=min(keys, 64),
             state_modes=state_modes,
-            state=Shape(min(values, 32), 4, 1),
-            output=Shape(min(values, 64), 8, 1),
-            query=Shape(min(values, 64), 8, 1),
-            key=Shape(min(values, 64), 8, 1),
+            state=Tile(min(values, 32), 4, 1),
+            output=Tile(min(values, 64), 8, 1),
+            query=Tile(min(values, 64), 8, 1),
+            key=Tile(min(values, 64), 8, 1),
             precision="ieee",
         )
     # More states cost more traffic per span, more span costs more matrix work per token.
@@ -76,9 +76,9 @@ def choose_tiling(
         state_keys=min(keys, 128),
         state_modes=state_modes,
         # 128 registers: four programs on a multiprocessor, or two of twice the warps
-        state=Shape(min(values, 64), 4 if keys <= 64 else 8, 3, 128),
-        output=Shape(min(values, 64), 4, 3, None if wide else 168),
-        query=Shape(min(values, 128), 4 if widest <= 128 else 8, 2 if wide else 3),
-        key=Shape(min(values, 128), 8 if wide else 4, 2 if widest > 128 else 3),
+        state=Tile(min(values, 64), 4 if keys <= 64 else 8, 3, 128),
+        output=Tile(min(values, 64), 4, 3, None if wide else 168),
+        query=Tile(min(values, 128), 4 if widest <= 128 else 8, 2 if wide else 3),
+        key=Tile(min(values, 128), 8 if wide else 4, 2 if widest > 128 else 3),
         precision="tf32",
     )

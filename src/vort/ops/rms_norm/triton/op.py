@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from vort.ops.custom import Tensors, custom_op
-from vort.ops.gpu.launcher import Shape, dense, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 
 from .kernels import backward_kernel, forward_kernel
 
 __all__ = ["rms_norm_fused"]
 
-WHOLE = Shape(columns=0, warps=4, stages=1)
+WHOLE = Tile(columns=0, warps=4, stages=1)
 # Numbers in a tile. The backward holds three tiles at once, the forward one.
 FORWARD_TILE, BACKWARD_TILE = 4096, 2048
 # Enough to fill a GPU, few enough that their partial sums are short work. The same on every GPU,
@@ -57,7 +57,7 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
         launch(
             forward_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
-            GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, shape=WHOLE, **sizes,
+            GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
         )  # fmt: skip
     return (y,)
 
@@ -74,7 +74,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         launch(
             backward_kernel, programs, dy, x, weight, dx, partial,
             x.numel() // x.shape[-1], inputs.eps,
-            GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, shape=WHOLE, **sizes,
+            GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
         )  # fmt: skip
     if weight is None or partial is None:
         return dx, None
