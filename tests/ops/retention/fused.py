@@ -231,7 +231,8 @@ GPU_CASES = [
     Case(length=1030, key_dim=64, value_dim=64, num_scales=8, heads=1, chunk_size=512),
     Case(length=200, key_dim=32, value_dim=80, num_scales=5, per_head=True),
     Case(
-        length=200, key_dim=80, value_dim=32, num_scales=2, normalizer="undecayed", include_self=False,
+        length=200, key_dim=80, value_dim=32, num_scales=2, normalizer="undecayed",
+        include_self=False,
     ),
     Case(length=300, key_dim=128, value_dim=128, num_scales=8, chunk_size=128),
     Case(length=300, key_dim=128, value_dim=64, num_scales=12, normalizer="none"),
@@ -243,7 +244,8 @@ GPU_CASES = [
     Case(lengths=(0, 1, 257, 64, 0, 130, 0), key_dim=64, value_dim=64, num_scales=8),
     Case(lengths=(5, 300, 0, 63), key_dim=32, value_dim=32, num_scales=4, normalizer="undecayed"),
     Case(
-        lengths=(0, 65, 512), key_dim=64, value_dim=32, num_scales=4, normalizer="none", chunk_size=64,
+        lengths=(0, 65, 512), key_dim=64, value_dim=32, num_scales=4, normalizer="none",
+        chunk_size=64,
     ),
     Case(length=300, key_dim=64, value_dim=64, num_scales=8, fastest=1.7),
     Case(length=200, key_dim=64, value_dim=64, num_scales=8, fastest=1.7, normalizer="none"),
