@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels
 from vort.ops.retention.chunk import retention_chunk
+from vort.ops.retention.chunk.layout import SHORTEST
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.groups import retention_in_groups
 from vort.ops.retention.inputs import (
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 _FEW_TOKENS = 4
 # Scales that the GPU kernels take in one call.
 _KERNEL_SCALES = 32
-# Shorter chunks than this spend more on their states than on their tokens.
-_SHORTEST_CHUNK = 16
 
 
 def retention(
@@ -130,9 +129,9 @@ def _choose(
     if chunk_size is not None:
         if backend in ("exact", "recurrent"):
             raise ValueError(f"chunk_size must be None for backend {backend!r}, got {chunk_size}")
-        if chunk_size < _SHORTEST_CHUNK or chunk_size % _SHORTEST_CHUNK:
+        if chunk_size < SHORTEST or chunk_size % SHORTEST:
             raise ValueError(
-                f"chunk_size must be a positive multiple of {_SHORTEST_CHUNK}, got {chunk_size}"
+                f"chunk_size must be a positive multiple of {SHORTEST}, got {chunk_size}"
             )
     if backend != "auto":
         return backend, "asked for"

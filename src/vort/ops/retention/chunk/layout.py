@@ -13,6 +13,7 @@ from torch import Tensor
 from vort.ops.retention.inputs import Inputs, count_sequences
 
 __all__ = [
+    "SHORTEST",
     "WORKSPACE",
     "Chunk",
     "DenseLayout",
@@ -23,7 +24,7 @@ __all__ = [
     "make_layout",
 ]
 
-# Chunks are never shorter.
+# Shorter chunks than this spend more on their states than on their tokens.
 SHORTEST = 16
 
 # Elements of a piece's largest temporaries together. They are built and used up piece by piece: on
