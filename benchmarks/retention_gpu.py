@@ -78,10 +78,10 @@ def make(batch: int, length: int, size: int, terms: int) -> tuple[dict[str, Tens
 
 
 def vort(inputs: dict[str, Tensor]) -> Tensor:
-    from vort.ops.retention.triton import retention_triton
+    from vort.ops.retention import retention
 
     q, k, v, write, read = (inputs[name] for name in ("q", "k", "v", "write", "read"))
-    return retention_triton(q, k, v, write, decays(write.shape[-1]), read=read)[0]
+    return retention(q, k, v, write, decays(write.shape[-1]), read=read, backend="triton")[0]
 
 
 @lru_cache

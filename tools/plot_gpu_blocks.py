@@ -10,22 +10,22 @@ import torch
 
 from vort.fractional import PowerLawBasis
 from vort.lab.report.style import BLUE, GREY, ORANGE, figure
+from vort.ops.retention.triton.spans import choose_tiling
 from vort.ops.retention.triton.tiles import MEMORY
-from vort.ops.retention.triton.tiling import choose_tiling
 
 ROOT = Path(__file__).parents[1]
-SPANS, TERMS, HORIZON = 3, 8, 10_000
+SPANS, NUM_SCALES, HORIZON = 3, 8, 10_000
 
 
 def main() -> None:
     from matplotlib.patches import Rectangle
 
-    tiling = choose_tiling(64, 64, TERMS, torch.bfloat16, None)
+    tiling = choose_tiling(64, 64, NUM_SCALES, torch.bfloat16, None)
     span, rows = tiling.span, tiling.rows
     length = SPANS * span
     target = ROOT / "docs" / "assets" / "gpu_blocks.png"
-    rates = PowerLawBasis.fit(HORIZON, TERMS).rates
-    with figure(target, 2, 11, 4.6) as (matrix, modes):
+    rates = PowerLawBasis.fit(HORIZON, NUM_SCALES).rates
+    with figure(target, 2, 11, 4.6) as (matrix, scales):
         for t in range(0, length, rows):
             first = t // span * span
             matrix.add_patch(Rectangle((0, t), first, rows, color=BLUE, alpha=0.25, lw=0))
@@ -52,20 +52,20 @@ def main() -> None:
         for s, rate in enumerate(rates):
             bits = -rate * lag / np.log(2)
             kept = bits > -MEMORY.value
-            modes.plot(lag[kept], np.full(kept.sum(), s), color=BLUE, lw=6, solid_capstyle="butt")
+            scales.plot(lag[kept], np.full(kept.sum(), s), color=BLUE, lw=6, solid_capstyle="butt")
             label = "for ever" if rate == 0 else f"{1 / rate:,.{0 if rate < 0.1 else 1}f} tokens"
-            modes.annotate(label, (span + 6, s), va="center", fontsize=8, annotation_clip=False)
+            scales.annotate(label, (span + 6, s), va="center", fontsize=8, annotation_clip=False)
         for block in range(0, span, rows):
             live = sum(block == 0 or rate * block / np.log(2) < MEMORY.value for rate in rates)
-            modes.axvline(block, color=GREY, lw=1, ls=":")
-            modes.annotate(
+            scales.axvline(block, color=GREY, lw=1, ls=":")
+            scales.annotate(
                 f"{live} read", (block + rows / 2, -0.75), ha="center", fontsize=8, color=GREY
             )  # fmt: skip
-        modes.set(xlim=(0, span), ylim=(TERMS - 0.4, -1.1), xlabel="tokens into the span")
-        modes.set_xticks(range(0, span + 1, rows))
-        modes.set_yticks(range(TERMS))
-        modes.set_ylabel("time scale")
-        modes.set_title(f"how long a state matters ({TERMS} rates, horizon {HORIZON:,})")
+        scales.set(xlim=(0, span), ylim=(NUM_SCALES - 0.4, -1.1), xlabel="tokens into the span")
+        scales.set_xticks(range(0, span + 1, rows))
+        scales.set_yticks(range(NUM_SCALES))
+        scales.set_ylabel("time scale")
+        scales.set_title(f"how long a state matters ({NUM_SCALES} rates, horizon {HORIZON:,})")
     print(target.relative_to(ROOT))
 
 

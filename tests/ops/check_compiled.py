@@ -20,8 +20,8 @@ import triton  # noqa: E402
 from tests.ops.check_gpu import Job, all_jobs, errors_of  # noqa: E402
 from tests.ops.machine_code import Launch, compiled, recorded  # noqa: E402
 
-# The same kernels again; and decoding, which multiplies no tiles and is launched by Triton itself.
-ELSEWHERE = ("torch.compile", "step")
+# The same kernels again.
+ELSEWHERE = ("torch.compile",)
 
 
 def launches_of(job: Job) -> list[Launch]:

@@ -27,13 +27,14 @@ import torch  # noqa: E402
 from tests.ops.feature_maps import cases as maps  # noqa: E402
 from tests.ops.local_attention import fused as local  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
-from tests.ops.retention_triton.cases import (  # noqa: E402
+from tests.ops.retention.fused import (  # noqa: E402
     GPU_CASES,
+    STEP_CASES,
     compiled_difference,
     relative_errors,
     small,
+    step_errors,
 )
-from tests.ops.retention_triton.steps import STEP_CASES, step_errors  # noqa: E402
 from tests.ops.rms_norm import cases as norms  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}

@@ -83,9 +83,10 @@ def test_kernels_of_unequal_heads_compile_without_fault() -> None:
     import torch
 
     from tests.ops.machine_code import compiled, recorded
-    from tests.ops.retention_triton.cases import Case, relative_errors
+    from tests.ops.retention.fused import Case, relative_errors
 
-    case = Case(length=65, key_dim=64, value_dim=32, terms=1, heads=1, normalizer="none", span=64)
+    sizes = {"length": 65, "key_dim": 64, "value_dim": 32, "num_scales": 1, "chunk_size": 64}
+    case = Case(**sizes, heads=1, normalizer="none")
     with recorded() as found:
         relative_errors(case, torch.bfloat16, "cpu", 0)
     kernels = {launch.kernel: compiled(launch) for launch in found}

@@ -9,8 +9,13 @@ from torch import Tensor
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.router import Routing
 from vort.ops.feature_maps import FEATURE_MAPS, FeatureMap, feature_map
-from vort.ops.retention import NORMALIZERS, Normalizer, RetentionState, retention
-from vort.ops.retention.normalizer import DEFAULT_EPS
+from vort.ops.retention import (
+    DEFAULT_EPS,
+    NORMALIZERS,
+    Normalizer,
+    RetentionState,
+    retention,
+)
 
 __all__ = ["RetentionMemory"]
 

@@ -1,6 +1,6 @@
 """Random problems for the retention op, and how to compare two answers to one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -10,10 +10,14 @@ from torch import Tensor
 
 from vort.ops.retention import NORMALIZERS, RetentionState, retention
 from vort.ops.retention.chunk import layout
-from vort.ops.retention.state import state_terms
+from vort.ops.retention.inputs import b_rows
 
 # From no decay at all to decays that vanish within a step, past every factorisation.
 DECAYS = (0.0, 1e-3, 0.03, 0.4, 2.0, 9.0, 50.0, 200.0)
+
+
+# What runs a case in place of a backend: results by name from the case and its inputs.
+Run = Callable[["Case", dict[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Case:
     heads: int = 2
     keys: int = 5
     values: int = 3
-    terms: int = 4
+    num_scales: int = 4
     decays: tuple[float, ...] = DECAYS
     decay_per_head: bool = True
     read: bool = True
@@ -57,21 +61,21 @@ class Case:
             batch, length = 1, sum(self.lengths)
         token = (batch, length, self.heads)
         rates = torch.tensor(self.decays, dtype=torch.float64)
-        shape = (self.heads, self.terms) if self.decay_per_head else (self.terms,)
+        shape = (self.heads, self.num_scales) if self.decay_per_head else (self.num_scales,)
         pick = torch.randint(len(rates), shape, generator=generator)
         tensors = {
             "q": draw(*token, self.keys),
             "k": draw(*token, self.keys),
             "v": draw(*token, self.values),
-            "write": draw(*token, self.terms).abs(),
+            "write": draw(*token, self.num_scales).abs(),
             "log_decay": -rates[pick] * torch.rand(shape, generator=generator, dtype=rates.dtype),
         }
         if self.read:
-            tensors["read"] = draw(*token, self.terms)
+            tensors["read"] = draw(*token, self.num_scales)
         if self.state:
             count = batch if self.lengths is None else len(self.lengths)
-            tensors["G"] = draw(count, self.heads, self.terms, self.keys, self.values)
-            rows = state_terms(self.normalizer, self.terms)
+            tensors["G"] = draw(count, self.heads, self.num_scales, self.keys, self.values)
+            rows = b_rows(self.normalizer, self.num_scales)
             if rows:
                 tensors["b"] = draw(count, self.heads, rows, self.keys)
         return {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
@@ -88,7 +92,7 @@ class Case:
             output_final_state=True,
             cu_seqlens=self.cu_seqlens,
             backend=backend,
-            chunk_size=self.chunk_size,
+            chunk_size=self.chunk_size if backend == "chunk" else None,
             eps=self.eps,
         )
         assert state is not None
@@ -96,10 +100,10 @@ class Case:
         return {name: x for name, x in named.items() if x is not None}
 
     def run_with_gradients(
-        self, backend: str, inputs: dict[str, Tensor]
+        self, backend: str | Run, inputs: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Results, and the gradients of a fixed random combination of them, zero where unused."""
-        results = self.run(backend, inputs)
+        results = backend(self, inputs) if callable(backend) else self.run(backend, inputs)
         generator = torch.Generator().manual_seed(self.seed + 1)
         loss = torch.zeros((), dtype=torch.float64)
         for x in results.values():
@@ -117,7 +121,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_length: int = 70, max_terms: int = 24) -> Case:
+def cases(draw: st.DrawFn, max_length: int = 70, max_scales: int = 24) -> Case:
     """Any problem the op accepts, small enough to check pair by pair."""
     lengths = None
     if draw(st.booleans()):
@@ -129,7 +133,7 @@ def cases(draw: st.DrawFn, max_length: int = 70, max_terms: int = 24) -> Case:
         heads=draw(st.integers(1, 3)),
         keys=draw(st.integers(1, 6)),
         values=draw(st.integers(1, 6)),
-        terms=draw(st.integers(1, max_terms)),
+        num_scales=draw(st.integers(1, max_scales)),
         decay_per_head=draw(st.booleans()),
         read=draw(st.booleans()),
         normalizer=draw(st.sampled_from(NORMALIZERS)),
@@ -148,9 +152,21 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
+def assert_agrees(case: Case, backend: str | Run) -> None:
+    """Outputs, final states and all gradients are those of the definition, in float64."""
+    inputs = case.inputs()
+    expected, expected_gradients = case.run_with_gradients("exact", inputs)
+    found, gradients = case.run_with_gradients(backend, inputs)
+    for name, x in expected.items():
+        assert torch.allclose(found[name], x, rtol=1e-10, atol=1e-10), name
+    for name, x in expected_gradients.items():
+        scale = max(1.0, float(x.abs().max())) if x.numel() else 1.0
+        assert torch.allclose(gradients[name], x, rtol=0, atol=1e-8 * scale), f"d{name}"
+
+
 @contextmanager
-def small_segments(elements: int = 1) -> Iterator[None]:
-    """Make the chunk form cut even short sequences into many segments."""
+def small_pieces(elements: int = 1) -> Iterator[None]:
+    """Make the chunk form cut even short sequences into many pieces."""
     before = dict(layout.WORKSPACE)
     layout.WORKSPACE.update(dict.fromkeys(before, elements))
     try:

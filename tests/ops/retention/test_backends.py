@@ -5,34 +5,30 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.ops.retention.cases import DECAYS, Case, cases, relative_error, small_segments
+from tests.ops.retention.cases import (
+    DECAYS,
+    Case,
+    assert_agrees,
+    cases,
+    relative_error,
+    small_pieces,
+)
 from vort.ops.retention import NORMALIZERS, retention
 
 FAST = ["recurrent", "chunk"]
 
 
-def assert_agrees(case: Case, backend: str) -> None:
-    inputs = case.inputs()
-    expected, expected_gradients = case.run_with_gradients("exact", inputs)
-    found, gradients = case.run_with_gradients(backend, inputs)
-    for name, x in expected.items():
-        assert torch.allclose(found[name], x, rtol=1e-10, atol=1e-10), name
-    for name, x in expected_gradients.items():
-        scale = max(1.0, float(x.abs().max())) if x.numel() else 1.0
-        assert torch.allclose(gradients[name], x, rtol=0, atol=1e-8 * scale), f"d{name}"
-
-
 @pytest.mark.parametrize("backend", FAST)
 @settings(max_examples=60)
-@given(case=cases(), segments=st.sampled_from([1, 2000, 1 << 20]))
-@example(case=Case(length=0), segments=1)
-@example(case=Case(length=1, keys=1, values=1, terms=1), segments=1)
-@example(case=Case(lengths=(0, 0, 0)), segments=1)
-@example(case=Case(lengths=(0, 17, 0, 0, 33, 1), normalizer="undecayed"), segments=1)
-@example(case=Case(decays=(200.0,), length=50), segments=1)
-@example(case=Case(decays=(0.0,), length=50), segments=1)
-def test_backend_equals_exact_in_float64(backend: str, case: Case, segments: int) -> None:
-    with small_segments(segments):
+@given(case=cases(), pieces=st.sampled_from([1, 2000, 1 << 20]))
+@example(case=Case(length=0), pieces=1)
+@example(case=Case(length=1, keys=1, values=1, num_scales=1), pieces=1)
+@example(case=Case(lengths=(0, 0, 0)), pieces=1)
+@example(case=Case(lengths=(0, 17, 0, 0, 33, 1), normalizer="undecayed"), pieces=1)
+@example(case=Case(decays=(200.0,), length=50), pieces=1)
+@example(case=Case(decays=(0.0,), length=50), pieces=1)
+def test_backend_equals_exact_in_float64(backend: str, case: Case, pieces: int) -> None:
+    with small_pieces(pieces):
         assert_agrees(case, backend)
 
 
@@ -52,17 +48,23 @@ def test_chunk_equals_exact_for_every_mode(
             state=state,
             lengths=lengths,
         )
-        with small_segments():
+        with small_pieces():
             assert_agrees(case, "chunk")
 
 
 # The normaliser is kept away from 0, where any precision is lost, by positive features.
 LOW_PRECISION = [
-    Case(length=150, keys=16, values=8, terms=8, normalizer=normalizer, positive=True, eps=1e-6)
+    Case(
+        length=150, keys=16, values=8, num_scales=8, normalizer=normalizer, positive=True, eps=1e-6
+    )
     for normalizer in NORMALIZERS
 ] + [
-    Case(length=130, keys=16, values=8, terms=24, read=False, positive=True, decays=DECAYS[:5]),
-    Case(lengths=(0, 40, 1, 90), keys=8, values=16, terms=3, positive=True, include_self=False),
+    Case(
+        length=130, keys=16, values=8, num_scales=24, read=False, positive=True, decays=DECAYS[:5]
+    ),
+    Case(
+        lengths=(0, 40, 1, 90), keys=8, values=16, num_scales=3, positive=True, include_self=False
+    ),
 ]
 
 
@@ -113,7 +115,7 @@ def test_denominator_never_flips_the_sign_nor_divides_by_zero(
 def test_no_gradient_means_no_states_are_kept_and_the_same_output() -> None:
     case = Case(length=90)
     inputs = case.inputs()
-    with small_segments():
+    with small_pieces():
         tracked = case.run("chunk", inputs)["o"]
         with torch.no_grad():
             free = case.run("chunk", inputs)["o"]

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ops.retention.cases import Case, cases, small_segments
+from tests.ops.retention.cases import Case, cases, small_pieces
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bf16"])
 @pytest.mark.parametrize("backend", ["exact", "recurrent", "chunk"])
 @settings(max_examples=20)
-@given(case=cases(max_length=70, max_terms=8), where=st.floats(0, 1))
+@given(case=cases(max_length=70, max_scales=8), where=st.floats(0, 1))
 def test_the_past_is_bit_identical(
     backend: str, dtype: torch.dtype, case: Case, where: float
 ) -> None:
@@ -23,7 +23,7 @@ def test_the_past_is_bit_identical(
         if name in inputs:
             changed[name] = inputs[name].clone()
             changed[name][:, t:] = 100 * torch.rand_like(inputs[name][:, t:])
-    with small_segments(2000):
+    with small_pieces(2000):
         before = case.run(backend, inputs)["o"]
         after = case.run(backend, changed)["o"]
     assert torch.equal(before[:, :t], after[:, :t])

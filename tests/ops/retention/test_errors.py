@@ -37,7 +37,7 @@ BAD = {
         {"write": torch.ones(1, 6, 1, 5)},
         r"write must be \[1, 6, 2, S\], got",
     ),
-    "no scale": ({"write": torch.ones(1, 6, 2, 0)}, "write must have at least one time scale"),
+    "no scale": ({"write": torch.ones(1, 6, 2, 0)}, "write must have at least one scale"),
     "read of other scales": (
         {"read": torch.ones(1, 6, 2, 4)},
         r"read must have write's shape \[1, 6, 2, 5\]",
@@ -64,6 +64,18 @@ BAD = {
     ),
     "odd chunk_size": (
         {"chunk_size": 20, "backend": "chunk"},
+        "chunk_size must be a positive multiple of 16, got 20",
+    ),
+    "a chunk_size without chunks": (
+        {"chunk_size": 64, "backend": "exact"},
+        "chunk_size must be None for backend 'exact', got 64",
+    ),
+    "a chunk_size for steps": (
+        {"chunk_size": 64, "backend": "recurrent"},
+        "chunk_size must be None for backend 'recurrent', got 64",
+    ),
+    "an odd chunk_size for auto": (
+        {"chunk_size": 20},
         "chunk_size must be a positive multiple of 16, got 20",
     ),
     "bounds that start late": (

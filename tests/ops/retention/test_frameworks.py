@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from tests.ops.retention.cases import Case
@@ -44,13 +45,25 @@ def test_compile_of_packed_sequences_has_no_graph_break() -> None:
     torch.testing.assert_close(found, expected)
 
 
+def test_compile_makes_one_graph_for_many_lengths() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda x: retention(x, x, x, x, -torch.ones(4)), fullgraph=True, backend=counter
+    )
+    for length in (70, 90, 130, 170, 210):
+        x = torch.rand(1, length, 2, 4)
+        torch._dynamo.mark_dynamic(x, 1)
+        torch.testing.assert_close(compiled(x), retention(x, x, x, x, -torch.ones(4)))
+    assert counter.frame_count == 1
+
+
 def test_the_operators_pass_torchs_own_checks() -> None:
-    case = Case(length=20, terms=3)
+    case = Case(length=20, num_scales=3)
     inputs = case.inputs(torch.float32)
     arguments = [inputs[name] for name in ("q", "k", "v", "write", "log_decay", "read", "G", "b")]
     torch.library.opcheck(
         torch.ops.vort.retention_chunk.default,
-        (*arguments, None, "decayed", True, 16, 1e-6, True),
+        (*arguments, None, "decayed", True, 1e-6, True, 16, True),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 
@@ -111,10 +124,15 @@ def test_auto_says_what_it_picked(caplog: pytest.LogCaptureFixture) -> None:
     assert explain_backend(torch.zeros(1, 100, 2, 4)) == "chunk: no GPU, 100 tokens"
     assert explain_backend(torch.zeros(1, 1, 2, 4)).startswith("recurrent: 1 tokens")
     assert explain_backend(torch.zeros(1, 1, 2, 4), backend="exact") == "exact: asked for"
-    x = torch.ones(1, 30, 1, 1)
+    short, long = torch.ones(1, 3, 1, 1), torch.ones(1, 30, 1, 1)
     with caplog.at_level(logging.DEBUG, logger="vort.ops.retention"):
-        retention(x, x, x, x, torch.zeros(1))
-    assert "chunk" in caplog.text
+        retention(long, long, long, long, torch.zeros(1))
+        assert "chunk (no GPU, 30 tokens)" in caplog.text
+        retention(short, short, short, short, torch.zeros(1))
+        assert "recurrent (3 tokens, as in decoding)" in caplog.text
+        caplog.clear()
+        retention(short, short, short, short, torch.zeros(1), chunk_size=16)
+        assert "chunk (no GPU, 3 tokens)" in caplog.text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")

@@ -1,10 +1,13 @@
-"""Many time scales in groups: the same sums as in one call."""
+"""Many scales in groups: the same sums as in one call."""
+
+from functools import partial
 
 import pytest
 import torch
 
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.groups import retention_in_groups
+from vort.ops.retention.inputs import Inputs
 
 
 def _draw(scales: int, heads_decay: bool) -> dict[str, torch.Tensor]:
@@ -34,14 +37,10 @@ def test_groups_equal_one_call_with_states_and_gradients(
 
     def run(grouped: bool) -> list[torch.Tensor]:
         leaves = {name: x.clone().requires_grad_() for name, x in given.items()}
-        options = {"normalizer": normalizer, "output_final_state": True}
-        call = (
-            (lambda **kw: retention_in_groups(retention_chunk, 4, **kw))
-            if grouped
-            else retention_chunk
-        )
-        first, state = call(**leaves, **options)
-        second, end = call(**leaves, **options, initial_state=state)
+        inputs = Inputs(**leaves, normalizer=normalizer, output_final_state=True)
+        call = partial(retention_in_groups, retention_chunk, 4) if grouped else retention_chunk
+        first, state = call(inputs)
+        second, end = call(inputs._replace(G=state.G, b=state.b))
         (first.square().sum() + second.square().sum()).backward()
         tails = [end.G] if end.b is None else [end.G, end.b]
         return [first, second, *tails, *(x.grad for x in leaves.values())]

@@ -6,15 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.ops.retention.cases import Case, cases, relative_error, small_segments
+from tests.ops.retention.cases import Case, cases, relative_error, small_pieces
 from vort.ops.retention import (
     NORMALIZERS,
     RetentionState,
     empty_state,
     retention,
-    retention_chunk,
     retention_step,
 )
+from vort.ops.retention.chunk.layout import Plan
+from vort.ops.retention.inputs import Inputs
 
 
 def pieces(inputs: dict[str, Tensor], tokens: slice) -> dict[str, Tensor]:
@@ -48,16 +49,15 @@ def walk(steps: int, every: int) -> tuple[list[Tensor], list[Tensor]]:
     torch.manual_seed(0)
     heads, keys, values = 1, 4, 4
     log_decay = -torch.tensor([0.0, 1e-6, 1e-4, 1e-2, 1.0, 50.0])
-    terms = len(log_decay)
-    state = empty_state(1, heads, terms, keys, values)
+    num_scales = len(log_decay)
+    state = empty_state(1, heads, num_scales, keys, values)
     memory: RetentionState | None = None
     stepped, chunked = [], []
     for _ in range(0, steps, every):
         q, k, v = (torch.rand(1, every, heads, size) for size in (keys, keys, values))
-        write = torch.rand(1, every, heads, terms)
-        o, memory = retention_chunk(
-            q, k, v, write, log_decay, initial_state=memory, output_final_state=True
-        )
+        write = torch.rand(1, every, heads, num_scales)
+        state_in_out = {"initial_state": memory, "output_final_state": True}
+        o, memory = retention(q, k, v, write, log_decay, backend="chunk", **state_in_out)
         for t in range(every):
             token = (x[:, t] for x in (q, k, v, write))
             o_t, state = retention_step(state, *token, log_decay, inplace=True)
@@ -119,7 +119,7 @@ def test_step_in_place_keeps_its_memory() -> None:
 def test_packed_sequences_equal_sequences_alone(backend: str) -> None:
     case = Case(lengths=(20, 0, 35, 1), batch=1)
     inputs = {name: x.detach() for name, x in case.inputs().items()}
-    with small_segments():
+    with small_pieces():
         packed = case.run(backend, inputs)
     start = 0
     for index, length in enumerate(case.lengths or ()):
@@ -136,7 +136,7 @@ def test_packed_sequences_equal_sequences_alone(backend: str) -> None:
 def test_nothing_leaks_between_packed_sequences_forward_or_backward(backend: str) -> None:
     case = Case(lengths=(20, 35), chunk_size=16)
     inputs = case.inputs()
-    with small_segments():
+    with small_pieces():
         before = case.run(backend, inputs)["o"]
         loss = before[:, 20:].square().sum()
         grads = dict(zip(inputs, torch.autograd.grad(loss, list(inputs.values())), strict=True))
@@ -151,12 +151,10 @@ def test_nothing_leaks_between_packed_sequences_forward_or_backward(backend: str
 
 
 def test_many_short_sequences_get_short_chunks() -> None:
-    from vort.ops.retention.chunk.layout import Plan
-
     q = torch.zeros(1, 1000, 4, 8)
-    cu_seqlens = torch.arange(0, 1001, 10)
-    assert Plan.of(q, q, q, cu_seqlens, 64).chunk == 16
-    assert Plan.of(q, q, q, None, 64).chunk == 64
+    one = Inputs(q, q, q, q, torch.zeros(8))
+    assert Plan.of(one._replace(cu_seqlens=torch.arange(0, 1001, 10))).chunk == 16
+    assert Plan.of(one).chunk == 64
 
 
 def test_final_state_is_none_unless_asked_for() -> None:

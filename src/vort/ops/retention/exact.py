@@ -5,43 +5,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vort.ops.retention.normalizer import DEFAULT_EPS, normalize
-from vort.ops.retention.state import RetentionState, compute_dtype, starting_state
-from vort.ops.retention.varlen import each_sequence
+from vort.ops.retention.inputs import DEFAULT_EPS, Inputs, compute_dtype
+from vort.ops.retention.state import RetentionState, each_sequence, starting_state
 
-__all__ = ["exact_retention_with_kernel", "retention_exact"]
+__all__ = ["exact_retention_with_kernel", "normalize", "retention_exact"]
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
 
 
-def retention_exact(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    *,
-    read: Tensor | None = None,
-    normalizer: str = "decayed",
-    include_self: bool = True,
-    initial_state: RetentionState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
-    eps: float = DEFAULT_EPS,
-) -> tuple[Tensor, RetentionState | None]:
+def retention_exact(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, summed pair by pair as in eq. keyed-retrieval.
 
-    Arguments and shapes are those of `retention`; memory grows as T^2 S, `chunk_size` is unused.
+    Memory grows as T^2 S.
 
-    >>> q = k = v = write = torch.ones(1, 3, 1, 1)
-    >>> o, _ = retention_exact(q, k, v, write, torch.zeros(1), normalizer="none")
+    >>> x = torch.ones(1, 3, 1, 1)
+    >>> o, _ = retention_exact(Inputs(x, x, x, x, torch.zeros(1), normalizer="none"))
     >>> o.flatten().tolist()
     [1.0, 2.0, 3.0]
     """
+    q, k, v, write, log_decay, read, *_ = inputs
+    normalizer, include_self = inputs.normalizer, inputs.include_self
     dtype = compute_dtype(q, k, v)
     decay = log_decay.to(dtype).expand(q.shape[2], write.shape[-1])
-    start = starting_state(initial_state, q, v, write, normalizer, cu_seqlens)
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor, state: RetentionState
@@ -51,13 +36,14 @@ def retention_exact(
         past, past_sum = _retrieve_state(q, decay, read, state, normalizer)
         if denominator is not None and past_sum is not None:
             denominator = denominator + past_sum
-        output = normalize(numerator + past, denominator, eps)
+        output = normalize(numerator + past, denominator, inputs.eps)
         return output, _final_state(k, v, write, decay, state, normalizer)
 
     gate = torch.ones_like(write) if read is None else read
     tensors = [x.to(dtype) for x in (q, k, v, write, gate)]
-    output, final = each_sequence(run, tensors, start, cu_seqlens)
-    return output.to(v.dtype), final if output_final_state else None
+    start = starting_state(inputs)
+    output, final = each_sequence(run, tensors, start, inputs.cu_seqlens)
+    return output.to(v.dtype), final if inputs.output_final_state else None
 
 
 def exact_retention_with_kernel(
@@ -92,6 +78,22 @@ def exact_retention_with_kernel(
         q.to(dtype), k.to(dtype), v.to(dtype), weights.to(dtype), normalizer, include_self
     )
     return normalize(numerator, denominator, eps).to(v.dtype)
+
+
+def normalize(numerator: Tensor, denominator: Tensor | None, eps: float) -> Tensor:
+    """The retrieved value `numerator / (|denominator| + eps)`; the numerator itself without one.
+
+    numerator [..., V], denominator [...]. On positive features this is eq. keyed-retrieval with
+    eps_0 = eps. Features that are not positive can bring the denominator through zero: adding eps
+    to it would then divide by nearly nothing, and its sign would turn the output over. The
+    absolute value can do neither.
+
+    >>> normalize(torch.ones(1), torch.tensor(-1.0), 1.0)
+    tensor([0.5000])
+    """
+    if denominator is None:
+        return numerator
+    return numerator / (denominator.abs() + eps).unsqueeze(-1)
 
 
 def _lags(length: int, include_self: bool, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.launcher import has_triton, require_kernels
-from vort.ops.retention.checks import check_inputs
+from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels
 from vort.ops.retention.chunk import retention_chunk
+from vort.ops.retention.chunk.layout import SHORTEST
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.groups import retention_in_groups
-from vort.ops.retention.normalizer import DEFAULT_EPS, Normalizer
+from vort.ops.retention.inputs import (
+    DEFAULT_EPS,
+    Inputs,
+    Normalizer,
+    check_inputs,
+    wants_grad,
+)
 from vort.ops.retention.recurrent import retention_recurrent
 from vort.ops.retention.state import RetentionState
 
@@ -26,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 # Measured on a CPU: a few steps cost less than setting up one chunk.
 _FEW_TOKENS = 4
-# Time scales that the GPU kernels take in one call.
+# Scales that the GPU kernels take in one call.
 _KERNEL_SCALES = 32
 
 
@@ -44,10 +50,10 @@ def retention(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: Backend = "auto",
-    chunk_size: int = 64,
+    chunk_size: int | None = None,
     eps: float = DEFAULT_EPS,
 ) -> tuple[Tensor, RetentionState | None]:
-    """Values retrieved from a memory of S time scales `[B, T, H, V]`, and its state if asked for.
+    """Values retrieved from a memory of S scales `[B, T, H, V]`, and its state if asked for.
 
         o_t = sum_s read[t,s] sum_{i<=t} exp(log_decay[s] (t-i)) write[i,s] (q_t . k_i) v_i / n_t
 
@@ -55,9 +61,9 @@ def retention(
         q: queries, features applied, `[B, T, H, K]`.
         k: keys, likewise.
         v: values `[B, T, H, V]`; the output has their dtype.
-        write: how much each token writes to each time scale, `[B, T, H, S]`.
+        write: how much each token writes to each scale, `[B, T, H, S]`.
         log_decay: log of what remains after one step, `[S]` or `[H, S]`, at most 0.
-        read: how much each query reads of each time scale, `[B, T, H, S]`; None reads all alike.
+        read: how much each query reads of each scale, `[B, T, H, S]`; None reads all alike.
         normalizer: what n_t is. "decayed": the same double sum with v_i = 1 (eq. b-rec);
             "undecayed": sum_i q_t . k_i (eq. keyed-retrieval); "none": 1. The division is by
             |n_t| + eps.
@@ -68,7 +74,9 @@ def retention(
             neighbours are an empty sequence. States then hold N entries.
         backend: "auto" asks `explain_backend`; "exact" is quadratic, "recurrent" goes token by
             token, "chunk" is the parallel form, "triton" its GPU kernels.
-        chunk_size: tokens in a chunk, for "chunk" and "triton".
+        chunk_size: tokens in a chunk, a multiple of 16, for the two backends that have chunks:
+            "chunk" (None: 64) and "triton" (None: by shape; rounded up to a power of two, in
+            bfloat16 to at least 128). "auto" takes one of them if it is given.
         eps: eps_0 of eq. keyed-retrieval; take about 1e-6 for features of either sign, whose
             normaliser can come near zero.
 
@@ -84,29 +92,16 @@ def retention(
     (torch.Size([1, 100, 2, 32]), torch.Size([1, 2, 8, 16, 32]))
     >>> more, _ = retention(q, k, v, write, log_decay, initial_state=state)
     """
-    check_inputs(q, k, v, write, log_decay, read, normalizer, initial_state, cu_seqlens)
-    chosen, reason = _choose(backend, q, cu_seqlens)
+    G, b = (None, None) if initial_state is None else initial_state
+    tensors = (q, k, v, write, log_decay, read, G, b)
+    options = (normalizer, include_self, eps, output_final_state, chunk_size, wants_grad(*tensors))
+    inputs = Inputs(*tensors, cu_seqlens, *options)
+    check_inputs(inputs)
+    chosen, reason = _choose(backend, q, cu_seqlens, chunk_size, inputs.tracked)
     if not torch.compiler.is_compiling():
-        logger.debug("retention: %s (%s)", chosen, reason)
-    function = _load(chosen, q.device)
-    if chosen == "triton" and write.shape[-1] > _KERNEL_SCALES:
-        function = partial(retention_in_groups, function, _KERNEL_SCALES)
+        logger.debug("retention: %s (%s)", chosen, reason.format(length=q.shape[1]))
     with torch.autocast(q.device.type, enabled=False):
-        return function(
-            q,
-            k,
-            v,
-            write,
-            log_decay,
-            read=read,
-            normalizer=normalizer,
-            include_self=include_self,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
-            chunk_size=chunk_size,
-            eps=eps,
-        )
+        return _load(chosen, inputs)(inputs)
 
 
 def explain_backend(
@@ -117,38 +112,57 @@ def explain_backend(
     >>> explain_backend(torch.zeros(1, 100, 2, 16))
     'chunk: no GPU, 100 tokens'
     """
-    return ": ".join(_choose(backend, q, cu_seqlens))
+    chosen, reason = _choose(backend, q, cu_seqlens, None, wants_grad(q))
+    return f"{chosen}: {reason.format(length=q.shape[1])}"
 
 
-def _choose(backend: str, q: Tensor, cu_seqlens: Tensor | None) -> tuple[str, str]:
-    """Name of the backend and the reason for it."""
+def _choose(
+    backend: str, q: Tensor, cu_seqlens: Tensor | None, chunk_size: int | None, tracked: bool
+) -> tuple[str, str]:
+    """Name of the backend and the reason for it.
+
+    The reason names the length as `{length}`, unformatted: a string made from a length would have
+    torch.compile make a graph for each.
+    """
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if chunk_size is not None:
+        if backend in ("exact", "recurrent"):
+            raise ValueError(f"chunk_size must be None for backend {backend!r}, got {chunk_size}")
+        if chunk_size < SHORTEST or chunk_size % SHORTEST:
+            raise ValueError(
+                f"chunk_size must be a positive multiple of {SHORTEST}, got {chunk_size}"
+            )
     if backend != "auto":
         return backend, "asked for"
-    length = q.shape[1]
-    if cu_seqlens is None and length <= _FEW_TOKENS:
-        return "recurrent", f"{length} tokens, as in decoding"
+    if cu_seqlens is None and chunk_size is None and q.shape[1] <= _FEW_TOKENS:
+        if q.shape[1] == 1 and not tracked and kernels_take(q):
+            return "triton", "one token on a GPU with Triton"
+        return "recurrent", "{length} tokens, as in decoding"
     if q.device.type != "cuda":
-        return "chunk", f"no GPU, {length} tokens"
+        return "chunk", "no GPU, {length} tokens"
     if q.dtype not in (torch.bfloat16, torch.float32):
         return "chunk", f"{str(q.dtype).removeprefix('torch.')} is beyond the GPU kernels"
     if not has_triton():
         return "chunk", "a GPU, but Triton is not installed"
-    return "triton", f"a GPU with Triton, {length} tokens"
+    return "triton", "a GPU with Triton, {length} tokens"
 
 
-def _load(
-    backend: str, device: torch.device
-) -> Callable[..., tuple[Tensor, RetentionState | None]]:
+def _load(backend: str, inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, RetentionState | None]]:
     """The function behind a name; Triton is imported here, on first use, and nowhere else."""
-    if backend == "triton":
-        require_kernels(device, "chunk")
-        from vort.ops.retention.triton import retention_triton
+    if backend != "triton":
+        functions = {
+            "exact": retention_exact,
+            "recurrent": retention_recurrent,
+            "chunk": retention_chunk,
+        }
+        return functions[backend]
+    require_kernels(inputs.q.device, "chunk")
+    from vort.ops.retention.triton import retention_decode, retention_triton
 
-        return retention_triton
-    return {
-        "exact": retention_exact,
-        "recurrent": retention_recurrent,
-        "chunk": retention_chunk,
-    }[backend]
+    single = inputs.q.shape[1] == 1 and inputs.cu_seqlens is None and inputs.chunk_size is None
+    if single and not inputs.tracked:
+        return retention_decode
+    if inputs.write.shape[-1] > _KERNEL_SCALES:
+        return partial(retention_in_groups, retention_triton, _KERNEL_SCALES)
+    return retention_triton

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from vort.ops.retention.normalizer import DEFAULT_EPS, normalize
-from vort.ops.retention.state import RetentionState, compute_dtype, starting_state
-from vort.ops.retention.varlen import each_sequence
+from vort.ops.retention.exact import normalize
+from vort.ops.retention.inputs import DEFAULT_EPS, Inputs, compute_dtype
+from vort.ops.retention.state import RetentionState, each_sequence, starting_state
 
 __all__ = ["retention_recurrent", "retention_step"]
 
@@ -40,19 +40,20 @@ def retention_step(
     """
     dtype = state.G.dtype
     q, k, v, write = (x.to(dtype) for x in (q_t, k_t, v_t, write_t))
-    batch, heads, terms, key_dim, value_dim = state.G.shape
+    batch, heads, num_scales, key_dim, value_dim = state.G.shape
     # exp(l) rounds to a rate several percent off when l is near -1e-6; 1 + expm1(l) need not.
-    forget = torch.expm1(log_decay.to(dtype)).expand(heads, terms)
-    gate = q.new_ones(1).expand(batch, heads, terms) if read_t is None else read_t.to(dtype)
+    forget = torch.expm1(log_decay.to(dtype)).expand(heads, num_scales)
+    gate = q.new_ones(1).expand(write.shape) if read_t is None else read_t.to(dtype)
     if not include_self:
         gate = gate * (1 + forget)
-    query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).view(batch * heads, 1, terms * key_dim)
+    rows = num_scales * key_dim
+    query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).view(batch * heads, 1, rows)
     written = write.unsqueeze(-1) * k.unsqueeze(-2)
 
     # The change is small beside the state: it is summed up first, so that one rounding follows.
-    change = (state.G * forget[..., None, None]).view(batch * heads, terms * key_dim, value_dim)
+    change = (state.G * forget[..., None, None]).view(batch * heads, rows, value_dim)
     change = change.baddbmm_(
-        written.view(batch * heads, terms * key_dim, 1), v.reshape(batch * heads, 1, value_dim)
+        written.view(batch * heads, rows, 1), v.reshape(batch * heads, 1, value_dim)
     )
     G = _add(state.G, change.view(state.G.shape), inplace and include_self)
     b = state.b
@@ -84,43 +85,26 @@ def _read(query: Tensor, q: Tensor, state: RetentionState, normalizer: str, eps:
     return normalize(numerator, (asked * b).sum((-1, -2)).flatten(), eps)
 
 
-def retention_recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    *,
-    read: Tensor | None = None,
-    normalizer: str = "decayed",
-    include_self: bool = True,
-    initial_state: RetentionState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
-    eps: float = DEFAULT_EPS,
-) -> tuple[Tensor, RetentionState | None]:
+def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, by `retention_step` at every token.
 
-    Arguments and shapes are those of `retention`; `chunk_size` is unused. Memory is constant
-    without gradients; with them autograd keeps every state, so train with `chunk`.
+    Memory is constant without gradients; with them autograd keeps every state, so train with
+    `chunk`.
 
-    >>> q = k = v = write = torch.ones(1, 3, 1, 1)
-    >>> o, _ = retention_recurrent(q, k, v, write, torch.zeros(1), normalizer="none")
+    >>> x = torch.ones(1, 3, 1, 1)
+    >>> o, _ = retention_recurrent(Inputs(x, x, x, x, torch.zeros(1), normalizer="none"))
     >>> o.flatten().tolist()
     [1.0, 2.0, 3.0]
     """
-    dtype = compute_dtype(q, k, v)
-    decay = log_decay.to(dtype).expand(q.shape[2], write.shape[-1])
-    start = starting_state(initial_state, q, v, write, normalizer, cu_seqlens)
-    tracked = [q, k, v, write, log_decay, read, start.G, start.b]
-    wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tracked)
+    q, k, v, write, log_decay, read, *_ = inputs
+    decay = log_decay.to(compute_dtype(q, k, v)).expand(q.shape[2], write.shape[-1])
+    inplace = not inputs.tracked
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor | None, state: RetentionState
     ) -> tuple[Tensor, RetentionState]:
         outputs = []
-        if not wants_grad:
+        if inplace:
             state = RetentionState(state.G.clone(), None if state.b is None else state.b.clone())
         for t in range(q.shape[1]):
             output, state = retention_step(
@@ -131,13 +115,14 @@ def retention_recurrent(
                 write[:, t],
                 decay,
                 read_t=None if read is None else read[:, t],
-                normalizer=normalizer,
-                include_self=include_self,
-                eps=eps,
-                inplace=not wants_grad,
+                normalizer=inputs.normalizer,
+                include_self=inputs.include_self,
+                eps=inputs.eps,
+                inplace=inplace,
             )
             outputs.append(output)
         return torch.stack(outputs, 1) if outputs else torch.empty_like(v), state
 
-    output, final = each_sequence(run, [q, k, v, write, read], start, cu_seqlens)
-    return output, final if output_final_state else None
+    start = starting_state(inputs)
+    output, final = each_sequence(run, [q, k, v, write, read], start, inputs.cu_seqlens)
+    return output, final if inputs.output_final_state else None

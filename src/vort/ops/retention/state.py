@@ -1,23 +1,21 @@
 """What the memory is between two calls: the states G and b."""
 
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "RetentionState",
-    "compute_dtype",
-    "empty_state",
-    "starting_state",
-    "state_terms",
-]
+from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
+
+__all__ = ["RetentionState", "each_sequence", "empty_state", "starting_state"]
 
 
 class RetentionState(NamedTuple):
     """The memory after the last token; the next token decays it by `exp(log_decay)` first.
 
-    G: [N, H, S, K, V], one matrix for each time scale (eq. G-rec).
+    G: [N, H, S, K, V], one matrix for each scale (eq. G-rec).
     b: [N, H, S, K] for the decayed normaliser (eq. b-rec), [N, H, 1, K] for the undecayed one
         (a plain sum of k), None without a normaliser.
 
@@ -33,29 +31,10 @@ class RetentionState(NamedTuple):
     b: Tensor | None
 
 
-def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype of states and sums: float64 where any input is float64, else float32.
-
-    >>> compute_dtype(torch.zeros(1, dtype=torch.bfloat16))
-    torch.float32
-    """
-    wide = any(x is not None and x.dtype == torch.float64 for x in tensors)
-    return torch.float64 if wide else torch.float32
-
-
-def state_terms(normalizer: str, terms: int) -> int:
-    """How many rows per head b has: one for each time scale, or a single undecayed one.
-
-    >>> state_terms("decayed", 8), state_terms("undecayed", 8), state_terms("none", 8)
-    (8, 1, 0)
-    """
-    return {"decayed": terms, "undecayed": 1, "none": 0}[normalizer]
-
-
 def empty_state(
     sequences: int,
     heads: int,
-    terms: int,
+    num_scales: int,
     key_dim: int,
     value_dim: int,
     *,
@@ -68,41 +47,51 @@ def empty_state(
     >>> empty_state(1, 4, 8, 64, 64).b.shape
     torch.Size([1, 4, 8, 64])
     """
-    rows = state_terms(normalizer, terms)
-    zeros = torch.zeros(sequences, heads, terms, key_dim, value_dim, dtype=dtype, device=device)
-    if rows == 0:
-        return RetentionState(zeros, None)
-    return RetentionState(
-        zeros, torch.zeros(sequences, heads, rows, key_dim, dtype=dtype, device=device)
-    )
+    rows, like = b_rows(normalizer, num_scales), torch.empty(0, dtype=dtype, device=device)
+    G = like.new_zeros(sequences, heads, num_scales, key_dim, value_dim)
+    return RetentionState(G, like.new_zeros(sequences, heads, rows, key_dim) if rows else None)
 
 
-def starting_state(
-    initial_state: RetentionState | None,
-    q: Tensor,
-    v: Tensor,
-    write: Tensor,
-    normalizer: str,
-    cu_seqlens: Tensor | None,
-) -> RetentionState:
+def starting_state(inputs: Inputs) -> RetentionState:
     """The given state in the dtype of the sums, or zeros: one entry for each sequence.
 
     >>> q = torch.zeros(2, 5, 4, 16)
-    >>> starting_state(None, q, q, torch.zeros(2, 5, 4, 8), "none", None).G.shape
+    >>> starting_state(Inputs(q, q, q, torch.zeros(2, 5, 4, 8), torch.zeros(8))).G.shape
     torch.Size([2, 4, 8, 16, 16])
     """
+    q, v, G, b = inputs.q, inputs.v, inputs.G, inputs.b
     dtype = compute_dtype(q, v)
-    if initial_state is not None:
-        G, b = initial_state
+    if G is not None:
         return RetentionState(G.to(dtype), None if b is None else b.to(dtype))
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    sizes = (q.shape[2], inputs.write.shape[-1], q.shape[3], v.shape[3])
     return empty_state(
-        sequences,
-        q.shape[2],
-        write.shape[-1],
-        q.shape[3],
-        v.shape[3],
-        normalizer=normalizer,
-        dtype=dtype,
-        device=q.device,
+        count_sequences(inputs), *sizes, normalizer=inputs.normalizer, dtype=dtype, device=q.device
     )
+
+
+def each_sequence(
+    run: Callable[..., tuple[Tensor, RetentionState]],
+    tensors: Sequence[Tensor | None],
+    state: RetentionState,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, RetentionState]:
+    """Outputs and final states of `run(*tensors, state)` on the batch, or on each packed sequence.
+
+    For backends whose speed does not matter. tensors [B, T, ...]; state holds one entry for each
+    sequence. An empty sequence keeps its state.
+    """
+    if cu_seqlens is None:
+        return run(*tensors, state)
+    outputs, finals = [], []
+    for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+        pieces = [None if x is None else x[:, start:stop] for x in tensors]
+        own = slice(index, index + 1)
+        b = None if state.b is None else state.b[own]
+        output, final = run(*pieces, RetentionState(state.G[own], b))
+        outputs.append(output)
+        finals.append(final)
+    G = torch.cat([final.G for final in finals])
+    if state.b is None:
+        return torch.cat(outputs, 1), RetentionState(G, None)
+    b = torch.cat([final.b for final in finals if final.b is not None])
+    return torch.cat(outputs, 1), RetentionState(G, b)

@@ -1,5 +1,7 @@
-"""How tokens are laid out in chunks: every sequence starts on a chunk of its own."""
+"""How tokens are laid out in chunks, how many are worked on at once, and the memory for them."""
 
+import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +9,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from vort.ops.retention.inputs import Inputs, count_sequences
 
 __all__ = [
     "SHORTEST",
@@ -16,14 +20,15 @@ __all__ = [
     "Layout",
     "PackedLayout",
     "Plan",
+    "Workspace",
     "make_layout",
 ]
 
 # Shorter chunks than this spend more on their states than on their tokens.
 SHORTEST = 16
 
-# Elements of a segment's largest temporaries together. They are built and used up segment by
-# segment: on a CPU they should stay in its cache, a GPU wants more work at once.
+# Elements of a piece's largest temporaries together. They are built and used up piece by piece: on
+# a CPU they should stay in its cache, a GPU wants more work at once.
 WORKSPACE = {"cpu": 3 << 19, "cuda": 1 << 26}
 
 
@@ -32,27 +37,26 @@ class Plan:
     """Sizes that follow from shapes alone, so that a traced program knows them too."""
 
     chunk: int
-    per_segment: int
-    max_segments: int
+    per_piece: int
+    max_pieces: int
 
     @staticmethod
-    def of(
-        q: Tensor, v: Tensor, write: Tensor, cu_seqlens: Tensor | None, chunk_size: int
-    ) -> "Plan":
-        """The chunk length (shorter where sequences are), chunks in a segment, segments at most."""
-        rows, length, heads, _ = q.shape
-        sequences = 1 if cu_seqlens is None else max(cu_seqlens.shape[0] - 1, 1)
-        chunk = chunk_size
+    def of(inputs: Inputs) -> "Plan":
+        """The chunk length (shorter where sequences are), chunks in a piece, pieces at most."""
+        (rows, length, heads, keys), values = inputs.q.shape, inputs.v.shape[3]
+        sequences = 1 if inputs.cu_seqlens is None else max(count_sequences(inputs), 1)
+        chunk = inputs.chunk_size or 64
         # A chunk is padded to its full length: do not spend 64 positions on sequences of 10.
         while chunk % (2 * SHORTEST) == 0 and chunk // 2 >= length / sequences:
             chunk //= 2
         chunks = length // chunk + sequences
-        size = max(q.shape[3], v.shape[3])
-        # A position takes a row for each time scale, and a handful of others whatever S is.
-        width = max(1, rows * heads * chunk * (write.shape[-1] * size + 4 * max(size, chunk)))
-        budget = WORKSPACE.get(q.device.type, WORKSPACE["cuda"])
-        per_segment = min(max(1, budget // width), max(1, chunks))
-        return Plan(chunk, per_segment, -(-chunks // per_segment))
+        size = max(keys, values)
+        # A position takes a row for each scale, and a handful of others whatever S is.
+        num_scales = inputs.write.shape[-1]
+        width = max(1, rows * heads * chunk * (num_scales * size + 4 * max(size, chunk)))
+        budget = WORKSPACE.get(inputs.q.device.type, WORKSPACE["cuda"])
+        per_piece = min(max(1, budget // width), max(1, chunks))
+        return Plan(chunk, per_piece, -(-chunks // per_piece))
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Layout(ABC):
     def store(self, x: Tensor, start: int, stop: int, value: Tensor) -> None:
         """Write [n, rows, H, C, D] to the places of chunks start..stop in x, padding dropped."""
 
-    def segments(self, size: int) -> list[tuple[int, int]]:
+    def pieces(self, size: int) -> list[tuple[int, int]]:
         """Runs of at most `size` chunks that cover all."""
         total = len(self.chunks)
         return [(start, min(start + size, total)) for start in range(0, total, size)]
@@ -168,3 +172,41 @@ def make_layout(q: Tensor, cu_seqlens: Tensor | None, chunk: int) -> Layout:
     if cu_seqlens is None:
         return DenseLayout(q.shape[0], q.shape[1], chunk, q.device)
     return PackedLayout(cu_seqlens.tolist(), chunk, q.device)
+
+
+class Workspace:
+    """Memory that outlives the temporaries in it: by name, written over from piece to piece.
+
+    Fresh pages cost a CPU more than the sums that fill them, so there the buffers also outlive the
+    call: one set for each thread, no larger than a few workspaces.
+    """
+
+    _of_thread = threading.local()
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        if like.device.type == "cpu":
+            self.buffers = self._of_thread.__dict__.setdefault("buffers", {})
+        if _fills_memory():
+            for buffer in self.buffers.values():
+                buffer.fill_(math.nan)  # as torch.empty would, so that a missed write shows
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape, contents undefined; it overwrites the last one of its name."""
+        size, key = math.prod(shape), (name, self.like.dtype)
+        buffer = self.buffers.get(key)
+        if buffer is None or buffer.numel() < size:
+            buffer = self.buffers[key] = self.like.new_empty(size)
+        return buffer[:size].view(shape)
+
+    def close(self) -> None:
+        """Let go of what is too large to keep."""
+        for key in [key for key, x in self.buffers.items() if x.numel() > 2 * WORKSPACE["cpu"]]:
+            del self.buffers[key]
+
+
+def _fills_memory() -> bool:
+    """Whether torch.empty comes back filled with NaN."""
+    fills = bool(getattr(torch.utils.deterministic, "fill_uninitialized_memory", False))
+    return fills and torch.are_deterministic_algorithms_enabled()

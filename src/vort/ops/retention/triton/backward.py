@@ -20,9 +20,9 @@ from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows,
 from .tiles import (
     column_factors,
     later,
-    load_modes,
     load_normalizer,
     load_rates,
+    load_scales,
     load_state,
     remembered,
     row_factors,
@@ -55,7 +55,7 @@ def normalizer_kernel(
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def query_kernel(
-    q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, drate, table,
+    q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, dlog_decay, table,
     T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
@@ -64,11 +64,11 @@ def query_kernel(
 ):  # fmt: skip
     """``dq`` and ``dread`` of BT tokens, one head.
 
-    ``drate`` gets the lags within the span, and those through a state from the span's first token.
+    ``dlog_decay`` gets the lags within the span, and through a state those from the span's start.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     BLOCKS: tl.constexpr = SPAN // BT
-    MODES: tl.constexpr = HAS_READ or DECAY_GRAD
+    BY_SCALE: tl.constexpr = HAS_READ or DECAY_GRAD
     pid = tl.program_id(0)
     block = pid % BLOCKS
     h = (pid // BLOCKS) % H
@@ -79,7 +79,7 @@ def query_kernel(
         return
     n = (end - t0).to(tl.int32)
     at = tl.arange(0, BT)
-    modes = tl.arange(0, SP)
+    scales = tl.arange(0, SP)
     slot = (span * H + h).to(tl.int64)
     qt = load_rows(q, t0, n, h, H, 0, K, BT, BK)
     dtype = qt.dtype
@@ -87,11 +87,11 @@ def query_kernel(
         dot = load_rows(do, t0, n, h, H, 0, V, BT, BV)
     if NORM > 0:
         shiftt = load_column(shift, t0, n, h, H, 0, 1, BT)
-    rates = load_rates(log_decay, h, rate_h, modes, S)
+    rates = load_rates(log_decay, h, rate_h, scales, S)
     since = (at + block * BT + 1).to(tl.float32)
     dqt = tl.zeros([BT, BK], dtype=tl.float32)
     dr = tl.zeros([BT, SP], dtype=tl.float32)
-    drates = tl.zeros([SP], dtype=tl.float32)
+    dlog = tl.zeros([SP], dtype=tl.float32)
 
     for s in range(remembered(rates, block * BT, S, SP)):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
@@ -107,20 +107,20 @@ def query_kernel(
                 fence_loads(vb)
                 z = tl.dot(dov, tl.trans(g), z, input_precision=PREC)
         # scaled after the sums over features: one product less for each element
-        if MODES:
+        if BY_SCALE:
             found = f * tl.sum(qt.to(tl.float32) * z, axis=1)
-            dr += tl.where(modes[None, :] == s, found[:, None], 0.0)
+            dr += tl.where(scales[None, :] == s, found[:, None], 0.0)
         if HAS_READ:
             f *= load_column(read, t0, n, h, H, s, S, BT)
         dqt += f[:, None] * z
 
     if HAS_READ:
-        readt = load_modes(read, t0, n, h, H, modes, S, BT)
+        readt = load_scales(read, t0, n, h, H, scales, S, BT)
     if NORM == 1:
-        bw = load_normalizer(b, slot, modes, S, K, BK)
+        bw = load_normalizer(b, slot, scales, S, K, BK)
         bt = bw.to(dtype)
         f2 = tl.exp2(rates[None, :] * since[:, None]) * shiftt[:, None]
-        if MODES:
+        if BY_SCALE:
             dr += f2 * tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
         if HAS_READ:
             f2 *= readt
@@ -138,7 +138,7 @@ def query_kernel(
         lagged = dr * since[:, None]
         if HAS_READ:
             lagged *= readt
-        drates += tl.sum(lagged, axis=0)
+        dlog += tl.sum(lagged, axis=0)
 
     row = row_factors(rates, 0, BT)
     rowr = row
@@ -163,7 +163,7 @@ def query_kernel(
                 da = tl.dot(dov, tl.trans(vt), da, input_precision=PREC)
         if NORM == 1:
             da += shiftt[:, None]
-        writet = load_modes(write, c0, m, h, H, modes, S, BT)
+        writet = load_scales(write, c0, m, h, H, scales, S, BT)
         col = (column_factors(rates, (block - j) * BT, BT) * writet).to(dtype)
         w = tl.dot(rowr, tl.trans(col), input_precision=PREC)
         if j == block:
@@ -179,7 +179,7 @@ def query_kernel(
                 plain = tl.where(later(BT) | (same(BT) & SELF), plain, 0.0)
             dp += plain
         dqt = tl.dot(dp.to(dtype), kt, dqt, input_precision=PREC)
-        if MODES:
+        if BY_SCALE:
             dw = da * tl.dot(qt, tl.trans(kt), input_precision=PREC)
             if j == block:
                 keep_branch(j)
@@ -192,10 +192,10 @@ def query_kernel(
                 lagged = row * tl.dot((dw * lag).to(dtype), col, input_precision=PREC)
                 if HAS_READ:
                     lagged *= readt
-                drates += tl.sum(lagged, axis=0)
+                dlog += tl.sum(lagged, axis=0)
     if DECAY_GRAD:
-        where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + modes
-        tl.store(drate + where, drates)
+        where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + scales
+        tl.store(dlog_decay + where, dlog)
 
     store_rows(dq, dqt, t0, n, h, H, 0, K, BT, BK)
     if HAS_READ:
@@ -204,15 +204,16 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def key_kernel(
-    q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, drate, table,
+    q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, dlog_decay, table,
     T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
     VARLEN: tl.constexpr, PREC: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """``dk``, ``dv`` and ``dwrite`` of BT tokens, one head; ``drate``: lags to the span's last one.
+    """``dk``, ``dv`` and ``dwrite`` of BT tokens, one head.
 
+    ``dlog_decay`` gets the lags through a state to the span's last token.
     Everything is transposed, ``[i, t]``, so that products chain without moving accumulators.
     KEYS alone walks over value blocks; VALUES alone has one program for each of them.
     """
@@ -230,16 +231,16 @@ def key_kernel(
         return
     n = (end - c0).to(tl.int32)
     at = tl.arange(0, BT)
-    modes = tl.arange(0, SP)
+    scales = tl.arange(0, SP)
     slot = (span * H + h).to(tl.int64)
     kt = load_rows(k, c0, n, h, H, 0, K, BT, BK)
     dtype = kt.dtype
-    rates = load_rates(log_decay, h, rate_h, modes, S)
+    rates = load_rates(log_decay, h, rate_h, scales, S)
     until = tl.maximum(n - 1 - at, 0).to(tl.float32)
     dkt = tl.zeros([BT, BK], dtype=tl.float32)
     dvt = tl.zeros([BT, BV], dtype=tl.float32)
     dw = tl.zeros([BT, SP], dtype=tl.float32)
-    drates = tl.zeros([SP], dtype=tl.float32)
+    dlog = tl.zeros([SP], dtype=tl.float32)
     if KEYS and NV == 1:
         vt = load_rows(v, c0, n, h, H, 0, V, BT, BV)
 
@@ -264,15 +265,15 @@ def key_kernel(
             y = tl.dot(kt, g, input_precision=PREC)
         if KEYS:
             found = f * tl.sum(kt.to(tl.float32) * z, axis=1)
-            dw += tl.where(modes[None, :] == s, found[:, None], 0.0)
+            dw += tl.where(scales[None, :] == s, found[:, None], 0.0)
             dkt += fw[:, None] * z
         if VALUES:
             dvt += fw[:, None] * y
 
-    writet = load_modes(write, c0, n, h, H, modes, S, BT)
+    writet = load_scales(write, c0, n, h, H, scales, S, BT)
     if KEYS:
         if NORM == 1:
-            rbt = load_normalizer(rb, slot, modes, S, K, BK).to(dtype)
+            rbt = load_normalizer(rb, slot, scales, S, K, BK).to(dtype)
             f2 = tl.exp2(rates[None, :] * until[:, None])
             dw += f2 * tl.trans(tl.dot(rbt, tl.trans(kt), input_precision=PREC))
             dkt = tl.dot((f2 * writet).to(dtype), rbt, dkt, input_precision=PREC)
@@ -280,7 +281,7 @@ def key_kernel(
             ks = tl.arange(0, BK)
             dkt += tl.load(rb + slot * K + ks, mask=ks < K, other=0.0)[None, :]
         if DECAY_GRAD:
-            drates += tl.sum(dw * writet * until[:, None], axis=0)
+            dlog += tl.sum(dw * writet * until[:, None], axis=0)
 
     col = column_factors(rates, 0, BT)
     colw = (col * writet).to(dtype)
@@ -293,7 +294,7 @@ def key_kernel(
             dot = load_rows(do, t0, m, h, H, own_v, V, BT, BV)
         row = row_factors(rates, (i - block) * BT, BT)
         if HAS_READ:
-            readt = load_modes(read, t0, m, h, H, modes, S, BT)
+            readt = load_scales(read, t0, m, h, H, scales, S, BT)
             row *= readt
         row = row.to(dtype)
         fence_loads(i)
@@ -344,7 +345,7 @@ def key_kernel(
         store_rows(dk, dkt, c0, n, h, H, 0, K, BT, BK)
         store_rows(dwrite, dw, c0, n, h, H, 0, S, BT, SP)
         if DECAY_GRAD:
-            where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + modes
-            tl.store(drate + where, drates)
+            where = ((span * BLOCKS + block).to(tl.int64) * H + h) * SP + scales
+            tl.store(dlog_decay + where, dlog)
     if VALUES:
         store_rows(dv, dvt, c0, n, h, H, own_v, V, BT, BV)

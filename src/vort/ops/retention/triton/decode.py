@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""One token of generation: every head and time scale of a state, read and written once, in place.
+"""One token of generation: every head and scale of a state, read and written once, in place.
 
 The state is all the traffic there is, so each program streams one head's matrices through
 registers. Launches depend on shapes alone: a CUDA graph can record them.
@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vort.ops.gpu.launcher import power_of_two
-from vort.ops.retention.normalizer import DEFAULT_EPS
-from vort.ops.retention.state import RetentionState
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.retention.inputs import DEFAULT_EPS, Inputs
+from vort.ops.retention.state import RetentionState, starting_state
 
+from .spans import NORMALIZER_CODES
 from .tiles import load_rates
 
-__all__ = ["retention_step_triton"]
+__all__ = ["retention_decode", "retention_step_triton"]
 
 
 @triton.jit(do_not_specialize=["rate_h"])
@@ -97,7 +98,7 @@ def step_sums_kernel(
 
 
 @torch.library.custom_op("vort::retention_step", mutates_args=("G", "b"))
-def retention_step(
+def _step(
     G: Tensor,
     b: Tensor | None,
     q: Tensor,
@@ -106,40 +107,50 @@ def retention_step(
     write: Tensor,
     log_decay: Tensor,
     read: Tensor | None,
-    normalizer: int,
+    normalizer: str,
     include_self: bool,
     eps: float,
 ) -> Tensor:
     """Output `[N, H, V]` of one token; G and b move on by it."""
-    sequences, heads, terms, key_dim, value_dim = G.shape
-    q, k, v, write = (x.contiguous() for x in (q, k, v, write))
-    read = None if read is None else read.contiguous()
-    log_decay = log_decay.contiguous()
+    sequences, heads, num_scales, key_dim, value_dim = G.shape
+    q, k, v, write, log_decay, read = (dense(x) for x in (q, k, v, write, log_decay, read))
     o = torch.empty_like(v)
     columns = min(power_of_two(value_dim), 64)
     keys = power_of_two(key_dim)
-    rate_h = terms if log_decay.dim() == 2 else 0
-    sizes = {"H": heads, "S": terms, "K": key_dim, "BK": keys, "NORM": normalizer}
+    rate_h = num_scales if log_decay.dim() == 2 else 0
+    code = NORMALIZER_CODES[normalizer]
+    sizes = {"H": heads, "S": num_scales, "K": key_dim, "BK": keys, "NORM": code}
     rows = sequences * heads
-    if rows == 0:
-        return o
     with torch.cuda.device_of(G):
-        step_kernel[(rows * -(-value_dim // columns),)](
+        launch(
+            step_kernel, rows * -(-value_dim // columns),
             G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
             V=value_dim, BV=columns, HAS_READ=read is not None, SELF=include_self,
-            num_warps=4 if keys <= 64 else 8, enable_fp_fusion=True, **sizes,
+            tile=Tile(columns, 4 if keys <= 64 else 8, 3), **sizes,
         )  # fmt: skip
-        if normalizer:
-            step_sums_kernel[(rows,)](
-                b, k, write, log_decay, rate_h, SB=b.shape[2], SP=power_of_two(b.shape[2], 1),
-                num_warps=2, enable_fp_fusion=True, **sizes,
+        if b is not None:
+            launch(
+                step_sums_kernel, rows, b, k, write, log_decay, rate_h,
+                SB=b.shape[2], SP=power_of_two(b.shape[2], 1), tile=Tile(0, 2, 3), **sizes,
             )  # fmt: skip
     return o
 
 
-@retention_step.register_fake
-def _(G, b, q, k, v, write, log_decay, read, normalizer, include_self, eps):
+@_step.register_fake
+def _(G, b, q, k, v, *others):
     return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+def retention_decode(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
+    """What `retention` returns for one token, T = 1, that no gradient goes through."""
+    # moved on in place, so not those of the caller
+    own = {"memory_format": torch.contiguous_format}
+    state = RetentionState(*(None if x is None else x.clone(**own) for x in starting_state(inputs)))
+    read = None if inputs.read is None else inputs.read[:, 0]
+    tokens = (x[:, 0] for x in inputs[:4])
+    options = (inputs.normalizer, inputs.include_self, inputs.eps)
+    o = _step(*state, *tokens, inputs.log_decay, read, *options)
+    return o.unsqueeze(1), state if inputs.output_final_state else None
 
 
 def retention_step_triton(
@@ -160,8 +171,6 @@ def retention_step_triton(
     q, k [N, H, K]; v [N, H, V]; write, read [N, H, S]; log_decay [S] or [H, S]. The state's tensors
     must be contiguous float32. May be recorded in a CUDA graph.
     """
-    from .op import NORMALIZER_CODES
-
     for name, x in (("G", state.G), ("b", state.b)):
         if x is not None and (x.dtype != torch.float32 or not x.is_contiguous()):
             raise ValueError(
@@ -169,9 +178,6 @@ def retention_step_triton(
             )
     if normalizer != "none" and state.b is None:
         raise ValueError(f"state.b must be given for normalizer={normalizer!r}, got None")
-    code = NORMALIZER_CODES[normalizer]
+    b = None if normalizer == "none" else state.b
     with torch.no_grad():
-        return retention_step(
-            state.G, state.b if code else None, q, k, v, write, log_decay, read, code,
-            include_self, eps,
-        )  # fmt: skip
+        return _step(state.G, b, q, k, v, write, log_decay, read, normalizer, include_self, eps)

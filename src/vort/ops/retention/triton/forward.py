@@ -10,9 +10,9 @@ from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows,
 from .tiles import (
     column_factors,
     later,
-    load_modes,
     load_normalizer,
     load_rates,
+    load_scales,
     load_state,
     remembered,
     row_factors,
@@ -44,14 +44,14 @@ def output_kernel(
         return
     n = (end - t0).to(tl.int32)
     at = tl.arange(0, BT)
-    modes = tl.arange(0, SP)
+    scales = tl.arange(0, SP)
     slot = (span * H + h).to(tl.int64)
     qt = load_rows(q, t0, n, h, H, 0, K, BT, BK)
     dtype = qt.dtype
     acc = tl.zeros([BT, BV], dtype=tl.float32)
     since = (at + block * BT + 1).to(tl.float32)
 
-    rates = load_rates(log_decay, h, rate_h, modes, S)
+    rates = load_rates(log_decay, h, rate_h, scales, S)
     for s in range(remembered(rates, block * BT, S, SP)):
         f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
         if HAS_READ:
@@ -64,10 +64,10 @@ def output_kernel(
     den = tl.zeros([BT], dtype=tl.float32)
     row = row_factors(rates, 0, BT)
     if HAS_READ:
-        readt = load_modes(read, t0, n, h, H, modes, S, BT)
+        readt = load_scales(read, t0, n, h, H, scales, S, BT)
         row *= readt
     if NORM == 1:
-        bt = load_normalizer(b, slot, modes, S, K, BK).to(dtype)
+        bt = load_normalizer(b, slot, scales, S, K, BK).to(dtype)
         # not q b^T: see _sums in states.py
         qb = tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
         qb *= tl.exp2(rates[None, :] * since[:, None])
@@ -86,7 +86,7 @@ def output_kernel(
         m = (end - c0).to(tl.int32)
         kt = load_rows(k, c0, m, h, H, 0, K, BT, BK)
         vt = load_rows(v, c0, m, h, H, vb * BV, V, BT, BV)
-        writet = load_modes(write, c0, m, h, H, modes, S, BT)
+        writet = load_scales(write, c0, m, h, H, scales, S, BT)
         col = (column_factors(rates, (block - j) * BT, BT) * writet).to(dtype)
         fence_loads(j)
         p = tl.dot(qt, tl.trans(kt), input_precision=PREC)

@@ -1,298 +1,54 @@
-"""`vort::retention_forward` and `vort::retention_backward`: the kernels as PyTorch operators.
+"""The kernels' launches in order, and both passes as one differentiable function.
 
-Custom operators with fake kernels, so that `torch.compile(fullgraph=True)` sees through them.
-An operator returns no None: what is absent is an empty tensor. Calls that nothing traces go through
-an autograd function instead, which costs the host far less than an operator does.
+Forward: states, outputs. Backward: states both ways, gradients.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from vort.ops.custom import traced
-from vort.ops.retention.normalizer import DEFAULT_EPS
+from vort.ops.custom import Tensors, custom_op
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.retention.inputs import Inputs, b_rows, count_sequences
 from vort.ops.retention.state import RetentionState
 
-from .launch import NOTHING, Pair, Problem, run_backward, run_forward
+from .backward import key_kernel, normalizer_kernel, query_kernel
+from .forward import output_kernel
+from .spans import Spans
+from .states import carry_kernel, state_kernel, weights_kernel
 
 __all__ = ["retention_triton"]
 
-NORMALIZER_CODES = {"none": 0, "decayed": 1, "undecayed": 2}
+# Programs of the walk over states for a large GPU: four run at once on each of 132
+# multiprocessors, and as many again take the place of those that end early (b costs less than G,
+# and fast scales less than slow ones).
+RESIDENT = 1050
+# Segments cost a second pass and run closer together: fewer than this gain nothing, nor do they
+# where this many programs walk over fewer tokens than these.
+FEWEST_SEGMENTS = 5
+MANY_PROGRAMS = 100
+FEW_TOKENS = 16_384
+# Parts of a segment in the first pass, where programs differ in how far they look back.
+FINE = 4
+ROWWISE = Tile(columns=0, warps=4, stages=1)
+FOLD = Tile(columns=256, warps=1, stages=1)
+
+# G and b of the same states; None where there are none.
+Pair = tuple[Tensor | None, Tensor | None]
+NOTHING: Pair = (None, None)
 
 
-def _dense(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.contiguous()
-
-
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    read: Tensor | None,
-    G: Tensor | None,
-    b: Tensor | None,
-    cu_seqlens: Tensor | None,
-    normalizer: int,
-    include_self: bool,
-    keep_last: bool,
-    eps: float,
-    span: int,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Pair]:
-    """Outputs, raw normaliser, final G and b, what backward may start from; None where absent."""
-    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
-    with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
-        return run_forward(
-            problem, q.contiguous(), k.contiguous(), v.contiguous(), write.contiguous(),
-            log_decay.contiguous(), _dense(read), _dense(G), _dense(b), keep_last,
-        )  # fmt: skip
-
-
-def _gradients(
-    do: Tensor,
-    dG_last: Tensor | None,
-    db_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    read: Tensor | None,
-    G: Tensor | None,
-    b: Tensor | None,
-    cu_seqlens: Tensor | None,
-    o: Tensor,
-    den: Tensor | None,
-    normalizer: int,
-    include_self: bool,
-    decay_grad: bool,
-    eps: float,
-    span: int,
-    kept: Pair = NOTHING,
-) -> tuple[
-    Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
-]:
-    """Gradients to q, k, v, write, read, log_decay, initial G, initial b; None where absent."""
-    problem = Problem.of(q, v, write.shape[-1], cu_seqlens, normalizer, include_self, eps, span)
-    with torch.cuda.device_of(q):
-        dq, dk, dv, dwrite, dread, dlog, dG, db = run_backward(
-            problem, do.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(),
-            write.contiguous(), log_decay.contiguous(), _dense(read), _dense(G), _dense(b),
-            _dense(dG_last), _dense(db_last), o, den if normalizer else None, decay_grad, kept,
-        )  # fmt: skip
-        if dlog is not None:
-            dlog = (dlog.sum(0) if log_decay.dim() == 1 else dlog).to(log_decay.dtype)
-    return dq, dk, dv, dwrite, dread, dlog, dG, db
-
-
-@torch.library.custom_op("vort::retention_forward", mutates_args=())
-def retention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    read: Tensor | None,
-    G: Tensor | None,
-    b: Tensor | None,
-    cu_seqlens: Tensor | None,
-    normalizer: int,
-    include_self: bool,
-    keep_last: bool,
-    eps: float,
-    span: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, raw normaliser, final G, final b."""
-    o, den, G_last, b_last, _ = _forward(
-        q, k, v, write, log_decay, read, G, b, cu_seqlens, normalizer, include_self, keep_last,
-        eps, span,
-    )  # fmt: skip
-    absent = [q.new_empty(0, dtype=torch.float32) for _ in range(3)]
-    return (
-        o,
-        absent[0] if den is None else den,
-        absent[1] if G_last is None else G_last,
-        absent[2] if b_last is None else b_last,
-    )
-
-
-@retention_forward.register_fake
-def _(  # type: ignore[no-untyped-def]
-    q, k, v, write, log_decay, read, G, b, cu_seqlens, normalizer, include_self, keep_last, eps,
-    span,
-):  # fmt: skip
-    batch, _, heads, key_dim = q.shape
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    terms = write.shape[-1]
-    norm_terms = (0, terms, 1)[normalizer]
-    wide = {"dtype": torch.float32}
-    den = v.new_empty(v.shape[:-1] if normalizer else (0,), **wide)
-    keep_b = keep_last and normalizer
-    G_size = (sequences, heads, terms, key_dim, v.shape[-1]) if keep_last else (0,)
-    b_size = (sequences, heads, norm_terms, key_dim) if keep_b else (0,)
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    return o, den, q.new_empty(G_size, **wide), q.new_empty(b_size, **wide)
-
-
-@torch.library.custom_op("vort::retention_backward", mutates_args=())
-def retention_backward(
-    do: Tensor,
-    dG_last: Tensor | None,
-    db_last: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    read: Tensor | None,
-    G: Tensor | None,
-    b: Tensor | None,
-    cu_seqlens: Tensor | None,
-    o: Tensor,
-    den: Tensor,
-    normalizer: int,
-    include_self: bool,
-    decay_grad: bool,
-    eps: float,
-    span: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients to q, k, v, write, read, log_decay, initial G, initial b."""
-    dq, dk, dv, dwrite, *others = _gradients(
-        do, dG_last, db_last, q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
-        normalizer, include_self, decay_grad, eps, span,
-    )  # fmt: skip
-    dread, dlog, dG, db = (q.new_empty(0, dtype=torch.float32) if x is None else x for x in others)
-    return dq, dk, dv, dwrite, dread, dlog, dG, db
-
-
-@retention_backward.register_fake
-def _(  # type: ignore[no-untyped-def]
-    do, dG_last, db_last, q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den, normalizer,
-    include_self, decay_grad, eps, span,
-):  # fmt: skip
-    def like(x: Tensor | None, wanted: bool = True) -> Tensor:
-        if x is None or not wanted:
-            absent: Tensor = q.new_empty(0, dtype=torch.float32)
-            return absent
-        out: Tensor = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return out
-
-    return (
-        like(q), like(k), like(v), like(write), like(read), like(log_decay, decay_grad),
-        like(G), like(b),
-    )  # fmt: skip
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], kept: tuple[Tensor | None, ...]) -> None:
-    q, k, v, write, log_decay, read, G, b, cu_seqlens, *options = inputs
-    ctx.normalizer, ctx.include_self, ctx.keep_last, ctx.eps, ctx.span = options
-    ctx.save_for_backward(q, k, v, write, log_decay, read, G, b, cu_seqlens, *kept)
-
-
-def _backward(ctx: Any, do: Tensor, dden: Tensor, dG_last: Tensor, db_last: Tensor) -> Any:
-    q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den = ctx.saved_tensors
-    decay_grad = ctx.needs_input_grad[4]
-    keep_b = ctx.keep_last and ctx.normalizer != 0
-    dq, dk, dv, dwrite, dread, dlog, dG, db = retention_backward(
-        do, dG_last if ctx.keep_last else None, db_last if keep_b else None,
-        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
-        ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span,
-    )  # fmt: skip
-    return (
-        dq, dk, dv, dwrite,
-        dlog if decay_grad else None,
-        None if read is None else dread,
-        None if G is None else dG,
-        None if b is None else db,
-        None, None, None, None, None, None,
-    )  # fmt: skip
-
-
-retention_forward.register_autograd(
-    _backward, setup_context=lambda ctx, inputs, output: _setup_context(ctx, inputs, output[:2])
-)
-
-
-class _Retention(torch.autograd.Function):
-    """The same as the operator, without a dispatcher in between.
-
-    It also keeps states for the backward, whose size an operator would have to foretell.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
-        o, den, G_last, b_last, kept = _forward(*inputs)
-        _setup_context(ctx, inputs, (o, den, *kept))
-        return o, G_last, b_last
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor, dG_last: Tensor, db_last: Tensor) -> Any:
-        q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den, *kept = ctx.saved_tensors
-        decay_grad = ctx.needs_input_grad[4]
-        dq, dk, dv, dwrite, dread, dlog, dG, db = _gradients(
-            do, dG_last if ctx.keep_last else None, db_last if ctx.keep_last else None,
-            q, k, v, write, log_decay, read, G, b, cu_seqlens, o, den,
-            ctx.normalizer, ctx.include_self, decay_grad, ctx.eps, ctx.span, tuple(kept),
-        )  # fmt: skip
-        return dq, dk, dv, dwrite, dlog, dread, dG, db, None, None, None, None, None, None
-
-
-def retention_triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    write: Tensor,
-    log_decay: Tensor,
-    *,
-    read: Tensor | None = None,
-    normalizer: str = "decayed",
-    include_self: bool = True,
-    initial_state: RetentionState | None = None,
-    output_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    chunk_size: int = 64,
-    eps: float = DEFAULT_EPS,
-    span: int | None = None,
-) -> tuple[Tensor, RetentionState | None]:
+def retention_triton(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, from fused GPU kernels, forward and backward.
 
-    q, k [B, T, H, K]; v [B, T, H, V]; write, read [B, T, H, S]; log_decay [S] or [H, S], <= 0.
     q, k and v share one dtype, bfloat16 or float32 (products in full float32 then); sums and states
-    are float32. K, V in 1..256, S in 1..32, any T. `span`, the tokens between stored states, is
-    chosen by shape unless given (a power of two, in bfloat16 at least 128); `chunk_size` belongs to
-    the other backends and is unused. Rates sorted from slow to fast cost least: fast ones need no
-    state far into a span.
+    are float32. K, V in 1..256, S in 1..32, any T. `chunk_size`, the tokens between stored states
+    (a span), is chosen by shape unless given. Scales sorted from slow to fast cost least: fast ones
+    need no state far into a span.
     """
-    _check(q, k, v, write, normalizer)
-    G = b = None
-    if initial_state is not None:
-        G = initial_state.G.float()
-        if normalizer != "none":
-            if initial_state.b is None:
-                raise ValueError(f"initial_state.b must be given for normalizer={normalizer!r}")
-            b = initial_state.b.float()
-    inputs = (
-        q, k, v, write, log_decay, read, G, b, cu_seqlens, NORMALIZER_CODES[normalizer],
-        include_self, output_final_state, eps, span or 0,
-    )  # fmt: skip
-    if traced(q):
-        o, _, G_last, b_last = retention_forward(*inputs)
-    else:
-        o, G_last, b_last = _Retention.apply(*inputs)  # type: ignore[no-untyped-call]
-    if not output_final_state:
-        return o, None
-    return o, RetentionState(G_last, b_last if normalizer != "none" else None)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, write: Tensor, normalizer: str) -> None:
-    if normalizer not in NORMALIZER_CODES:
-        raise ValueError(
-            f"normalizer must be one of {sorted(NORMALIZER_CODES)}, got {normalizer!r}"
-        )
+    q, k, v, write, *_ = inputs
     if q.dtype not in (torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
         raise TypeError(
             "q, k and v must share one dtype, bfloat16 or float32, "
@@ -302,3 +58,239 @@ def _check(q: Tensor, k: Tensor, v: Tensor, write: Tensor, normalizer: str) -> N
         raise ValueError(f"K and V must be at most 256, got {q.shape[-1]} and {v.shape[-1]}")
     if write.shape[-1] > 32:
         raise ValueError(f"S must be at most 32, got {write.shape[-1]}")
+    G, b = (None if x is None else x.float() for x in (inputs.G, inputs.b))
+    o, G_last, b_last = _retention(inputs._replace(G=G, b=b))
+    return o, RetentionState(G_last, b_last) if inputs.output_final_state else None
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _rate_stride(log_decay: Tensor) -> int:
+    return log_decay.shape[-1] if log_decay.dim() == 2 else 0
+
+
+def _segments(programs: int, spans: int, span: int) -> int:
+    """How many a sequence is cut into, so that `programs` walks fill the GPU; 1: not at all."""
+    if programs >= MANY_PROGRAMS and spans * span < FEW_TOKENS:
+        return 1
+    segments = min(RESIDENT // max(programs, 1), spans // 2)
+    return segments if segments >= FEWEST_SEGMENTS else 1
+
+
+class States(NamedTuple):
+    """G (dtype of the inputs) and b (float32) at every span, and what else a walk leaves.
+
+    The last states if asked for, the gradient to log_decay, and what each segment started from,
+    for a later walk over the same tokens; None where there is nothing.
+    """
+
+    G: Tensor
+    b: Tensor | None
+    G_last: Tensor | None
+    b_last: Tensor | None
+    dlog_decay: Tensor | None
+    carry: Pair
+
+
+def _states(
+    p: Spans,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    log_decay: Tensor,
+    first: Pair,
+    keep_last: bool,
+    shift: Tensor | None = None,
+    reverse: bool = False,
+    others: Pair = NOTHING,
+    carry: Pair = NOTHING,
+) -> States:
+    """Walk over the sequences; a `carry` from a walk over the same tokens saves the first pass.
+
+    `others` are the forward states, given to the backward walk when the decay gradient is wanted.
+    """
+    tiling, columns = p.tiling, p.tiling.state.columns
+    matrices = (p.num_scales, p.key_dim, p.value_dim)
+    vectors = (p.b_rows, p.key_dim)
+    key_blocks = _cdiv(p.key_dim, tiling.state_keys)
+    blocks = key_blocks * _cdiv(p.value_dim, columns) * _cdiv(p.num_scales, tiling.state_scales)
+    blocks += key_blocks if p.normalizer else 0
+    programs = p.sequences * p.heads * blocks
+    segments = _segments(programs, p.slots // max(p.sequences, 1), tiling.span)
+    rate_stride = _rate_stride(log_decay)
+    common = p.common() | {
+        "SB": p.b_rows, "SEGMENTS": segments, "FINE": FINE, "REVERSE": reverse,
+    }  # fmt: skip
+
+    def new(*lead: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor | None]:
+        b = x.new_empty(*lead, *vectors, dtype=torch.float32) if p.normalizer else None
+        return x.new_empty(*lead, *matrices, dtype=dtype), b
+
+    def walk(grid: int, states: Pair, start: Pair, last: Pair, sums: Pair) -> None:
+        only_sums = sums[0] is not None
+        launch(
+            state_kernel, grid, x, y, weights, log_decay, shift, *states, *others, *start,
+            *last, *sums, grad, p.cu, p.seq_span, p.length, p.spans, rate_stride,
+            SP=tiling.scales, SG=tiling.state_scales, BK=tiling.state_keys, BV=columns,
+            BL=tiling.state_rows, SUMS=only_sums, TO_END=keep_last,
+            HAS_SHIFT=shift is not None, HAS_FIRST=start[0] is not None,
+            HAS_LAST=last[0] is not None, DECAY_GRAD=grad is not None and not only_sums,
+            PREC=tiling.precision, tile=tiling.state, **common,
+        )  # fmt: skip
+
+    weights = x.new_empty(p.slots, p.heads, p.num_scales, tiling.span, dtype=torch.float32)
+    launch(
+        weights_kernel, p.slots * p.heads * (tiling.span // tiling.state_rows),
+        log_decay, weight, weights, p.table, p.length, p.spans, rate_stride,
+        H=p.heads, S=p.num_scales, SP=tiling.scales, SPAN=tiling.span, BL=tiling.state_rows,
+        REVERSE=reverse, HAS_WEIGHT=weight is not None, VARLEN=p.cu is not None, tile=ROWWISE,
+    )  # fmt: skip
+    grad = None
+    if others[0] is not None:
+        rows = p.sequences * segments * blocks
+        grad = x.new_zeros(rows, p.heads, p.num_scales, dtype=torch.float32)
+    if segments > 1 and carry[0] is None:
+        parts = (segments - 1) * FINE
+        sums = new(p.sequences, p.heads, parts)
+        walk(programs * parts, NOTHING, NOTHING, NOTHING, sums)
+        carry = new(p.sequences, p.heads, segments)
+        rows, size = p.sequences * p.heads, p.key_dim * p.value_dim
+        folds = rows * p.num_scales * _cdiv(size, FOLD.columns)
+        more = rows * p.b_rows * _cdiv(p.key_dim, FOLD.columns)
+        launch(
+            carry_kernel, folds + more, *sums, *first, *carry, log_decay, p.cu, p.length,
+            rate_stride, folds, BC=FOLD.columns, HAS_FIRST=first[0] is not None, tile=FOLD,
+            **common,
+        )  # fmt: skip
+    states = new(p.slots, p.heads, dtype=x.dtype)
+    last = new(p.sequences, p.heads) if keep_last else NOTHING
+    walk(programs * segments, states, carry if segments > 1 else first, last, NOTHING)
+    return States(*states, *last, grad, carry)
+
+
+def _dense(inputs: Inputs) -> Inputs:
+    return Inputs._make((*map(dense, inputs[:8]), *inputs[8:]))
+
+
+def _forward(inputs: Inputs) -> Tensors:
+    """Outputs, final G and b, raw normaliser; then what backward may start from."""
+    q, k, v, write, log_decay, read, G, b, *_ = _dense(inputs)
+    p = Spans.of(inputs)
+    with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
+        states = _states(p, k, v, write, log_decay, (G, b), inputs.output_final_state)
+        o = torch.empty_like(v)
+        den = v.new_empty(v.shape[:-1], dtype=torch.float32) if p.normalizer else None
+        columns = p.tiling.output.columns
+        launch(
+            output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
+            q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length,
+            p.spans, _rate_stride(log_decay), inputs.eps,
+            BV=columns, HAS_READ=read is not None,
+            tile=p.tiling.output, **p.block(),
+        )  # fmt: skip
+    kept = (states.G, states.b) if p.keeps_states else states.carry
+    return o, states.G_last, states.b_last, den, *kept
+
+
+def _shapes(inputs: Inputs) -> Tensors:
+    q, _, v, write, *_ = inputs
+    normalizer, num_scales = inputs.normalizer, write.shape[-1]
+    lead, key_dim = (count_sequences(inputs), q.shape[2]), q.shape[3]
+    G_last = b_last = den = None
+    if normalizer != "none":
+        den = v.new_empty(v.shape[:-1], dtype=torch.float32)
+    if inputs.output_final_state:
+        G_last = q.new_empty(*lead, num_scales, key_dim, v.shape[3], dtype=torch.float32)
+        if den is not None:
+            rows = b_rows(normalizer, num_scales)
+            b_last = q.new_empty(*lead, rows, key_dim, dtype=torch.float32)
+    return torch.empty_like(v, memory_format=torch.contiguous_format), G_last, b_last, den
+
+
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    """Gradients to q, k, v, write, log_decay, read, initial G and b; None where absent."""
+    o, den, *states = kept
+    do, dG_last, db_last = (dense(x) for x in grads)
+    inputs = _dense(inputs)
+    q, k, v, write, log_decay, read, G_first, b_first, *_ = inputs
+    p, decay_grad, rate_stride = Spans.of(inputs), needs[4], _rate_stride(log_decay)
+    tiling = p.tiling
+    do = torch.zeros_like(v) if do is None else do
+    with torch.cuda.device_of(q):
+        shift = None
+        if den is not None:
+            scaled, shift = torch.empty_like(do), torch.empty_like(den)
+            launch(
+                normalizer_kernel, _cdiv(den.numel(), 32),
+                o, do, den, scaled, shift, den.numel(), inputs.eps,
+                V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
+            )  # fmt: skip
+            do = scaled
+        flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
+        row_part = column_part = None
+        if decay_grad:
+            sizes = (p.row_blocks, p.heads, tiling.scales)
+            row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
+
+        G, b = states or NOTHING
+        if G is None or not p.keeps_states:
+            first, carry = (G_first, b_first), (G, b)
+            G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=carry)
+        dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
+        launch(
+            query_kernel, p.row_blocks * p.heads,
+            q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, row_part, p.table,
+            p.length, p.spans, rate_stride, BV=tiling.query.columns, tile=tiling.query, **flags,
+        )  # fmt: skip
+
+        R, rb, dG, db, dlog_spans, _ = _states(
+            p, q, do, read, log_decay, _both(p, q, dG_last, db_last), G_first is not None, shift,
+            reverse=True, others=(G, b) if decay_grad else NOTHING,
+        )  # fmt: skip
+        del G, b, states, kept
+        dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
+        blocks = _cdiv(p.value_dim, tiling.key.columns)
+        # one value block: both at once; several: keys walk over them, values have a program each
+        for keys, values, programs in (
+            [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
+        ):
+            launch(
+                key_kernel, p.row_blocks * p.heads * programs,
+                q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, column_part,
+                p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
+                BV=tiling.key.columns, tile=tiling.key, **flags,
+            )  # fmt: skip
+        dlog_decay = None
+        if dlog_spans is not None and row_part is not None and column_part is not None:
+            inside = (row_part.sum(0) + column_part.sum(0))[:, : p.num_scales]
+            dlog_decay = dlog_spans.sum(0) + inside
+            dlog_decay = dlog_decay.sum(0) if log_decay.dim() == 1 else dlog_decay
+            dlog_decay = dlog_decay.to(log_decay.dtype)
+    return dq, dk, dv, dwrite, dlog_decay, dread, dG, db
+
+
+def _both(p: Spans, like: Tensor, G: Tensor | None, b: Tensor | None) -> Pair:
+    """Gradients of the final states: none, or both where the loss took only one of them."""
+    if G is None and b is None:
+        return NOTHING
+    lead = (p.sequences, p.heads)
+    if G is None:
+        G = like.new_zeros(*lead, p.num_scales, p.key_dim, p.value_dim, dtype=torch.float32)
+    if b is None and p.normalizer:
+        b = like.new_zeros(*lead, p.b_rows, p.key_dim, dtype=torch.float32)
+    return G, b
+
+
+_retention = custom_op(
+    "vort::retention_forward",
+    Inputs,
+    _forward,
+    _backward,
+    _shapes,
+    outputs=("o", "G_last", "b_last", "den"),
+    shown=3,
+    saved=("o", "den"),
+    gradients=("q", "k", "v", "write", "log_decay", "read", "G", "b"),
+)

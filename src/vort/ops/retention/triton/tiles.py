@@ -17,7 +17,7 @@ from vort.ops.gpu.parts import load_column, uniform
 # no infinity is ever multiplied by zero.
 DEAD = tl.constexpr(-1.0e4)
 LOG2E = tl.constexpr(1.4426950408889634)
-# A mode is forgotten after decaying by 2**-MEMORY, far below float32's last bit.
+# A scale is forgotten after decaying by 2**-MEMORY, far below float32's last bit.
 MEMORY = tl.constexpr(40.0)
 
 
@@ -35,7 +35,7 @@ def span_bounds(span, table, T, SPANS, SPAN: tl.constexpr, VARLEN: tl.constexpr)
 
 
 @triton.jit
-def load_modes(ptr, t0, n, h, H: tl.constexpr, s, S: tl.constexpr, BT: tl.constexpr):
+def load_scales(ptr, t0, n, h, H: tl.constexpr, s, S: tl.constexpr, BT: tl.constexpr):
     """Columns ``s`` (a vector, entries >= S read as zero) of a ``[tokens, H, S]`` tensor."""
     if S == 1:
         # not as a tile, of which one number in a row would be loaded
@@ -57,13 +57,13 @@ def load_rates(log_decay, h, rate_h, s, S: tl.constexpr):
 
 @triton.jit
 def remembered(rates, tokens, S: tl.constexpr, SP: tl.constexpr):
-    """Modes from the first to the last that is not forgotten after so many tokens.
+    """Scales from the first to the last that is not forgotten after so many tokens.
 
-    Where modes are sorted, slowest first, fast ones need no state beyond a span's first block.
+    Where scales are sorted, slowest first, fast ones need no state beyond a span's first block.
     """
-    modes = tl.arange(0, SP)
-    kept = (modes < S) & (rates * tokens > -MEMORY)
-    return uniform(tl.max(tl.where(kept, modes + 1, 0), axis=0))
+    scales = tl.arange(0, SP)
+    kept = (scales < S) & (rates * tokens > -MEMORY)
+    return uniform(tl.max(tl.where(kept, scales + 1, 0), axis=0))
 
 
 @triton.jit
@@ -94,21 +94,21 @@ def _slow(rates, BT: tl.constexpr):
 
 @triton.jit
 def row_factors(rates, lead, BT: tl.constexpr):
-    """``[BT, modes]``: how a block of rows t sees each mode; see :func:`column_factors`."""
+    """``[BT, scales]``: how a block of rows t sees each scale; see :func:`column_factors`."""
     steps = (lead - BT // 2 + tl.arange(0, BT)).to(tl.float32)
     return tl.exp2(_slow(rates, BT)[None, :] * steps[:, None])
 
 
 @triton.jit
 def column_factors(rates, lead, BT: tl.constexpr):
-    """``[BT, modes]``: what a block of columns i leaves in each mode.
+    """``[BT, scales]``: what a block of columns i leaves in each scale.
 
-    ``exp(l (t-i)) = exp(l (t-m)) exp(l (m-i))`` with m the middle of a block: a product over modes
+    ``exp(l (t-i)) = exp(l (t-m)) exp(l (m-i))`` with m the middle of a block: a product over scales
     instead of S exponentials for each (t, i). ``lead``, the tokens from the columns' block to the
     rows', goes to either side. In a block with itself exponents reach from -BT/2 to BT/2 steps; a
-    mode too fast for that in float32 is slowed down beyond lag 1, which it still meets exactly: the
-    weight of lag 2 is then too large by at most 2**-8.9 of that of lag 0 in blocks of 64, less than
-    bfloat16 sees, and by 2**-27 in blocks of 16. Lag 0 is left to the caller.
+    scale too fast for that in float32 is slowed down beyond lag 1, which it still meets exactly:
+    the weight of lag 2 is then too large by at most 2**-8.9 of that of lag 0 in blocks of 64, less
+    than bfloat16 sees, and by 2**-27 in blocks of 16. Lag 0 is left to the caller.
     """
     slow = _slow(rates, BT)
     steps = (lead + BT // 2 - tl.arange(0, BT)).to(tl.float32)
@@ -133,7 +133,7 @@ def same(BT: tl.constexpr):
 def with_itself(w, own, seen, SELF: tl.constexpr, BT: tl.constexpr):
     """Weights of a block with itself, from those of its factors: nothing later, and lag 0 apart.
 
-    own: ``[BT, modes]``, what write and read weights make of lag 0; seen: :func:`later`, or its
+    own: ``[BT, scales]``, what write and read weights make of lag 0; seen: :func:`later`, or its
     transpose where w is.
     """
     w = tl.where(seen, w, 0.0)

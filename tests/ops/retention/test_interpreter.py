@@ -10,7 +10,7 @@ PARTS = 3
 @needs_triton
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_output_and_gradient_equals_exact_in_the_interpreter(part: int) -> None:
-    check_in_interpreter("retention_triton", str(part), str(PARTS))
+    check_in_interpreter("retention", str(part), str(PARTS))
 
 
 def test_importing_vort_does_not_import_triton() -> None:

@@ -9,12 +9,13 @@ import sys
 import torch
 
 from tests.ops.interpreter import poison_memory
-from tests.ops.retention_triton.cases import (
+from tests.ops.retention.fused import (
     INTERPRETER_CASES,
+    STEP_CASES,
     compiled_difference,
     relative_errors,
+    step_errors,
 )
-from tests.ops.retention_triton.steps import STEP_CASES, step_errors
 
 BOUND = 2e-6
 

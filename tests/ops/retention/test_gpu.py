@@ -3,13 +3,15 @@
 import pytest
 import torch
 
-from tests.ops.retention_triton.cases import (
+from tests.ops.retention.fused import (
     GPU_CASES,
+    STEP_CASES,
     Case,
     compiled_difference,
     relative_errors,
+    step_errors,
 )
-from tests.ops.retention_triton.steps import STEP_CASES, step_errors
+from vort.ops.retention import explain_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -29,6 +31,12 @@ def test_every_output_and_gradient_equals_exact(
 def test_steps_equal_exact(case: Case) -> None:
     errors = step_errors(case, torch.float32, "cuda", 0)
     assert all(error <= 1e-4 for error in errors.values()), errors
+
+
+def test_one_token_without_gradients_takes_the_fused_step() -> None:
+    q = torch.zeros(1, 1, 2, 16, device="cuda")
+    assert explain_backend(q) == "triton: one token on a GPU with Triton"
+    assert explain_backend(q.requires_grad_()).startswith("recurrent")
 
 
 def test_torch_compile_in_one_graph_gives_the_same_gradients() -> None:

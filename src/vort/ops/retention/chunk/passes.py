@@ -1,0 +1,236 @@
+"""Forward piece by piece, and backward piece by piece from the last."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vort.ops.retention.chunk.piece import (
+    Piece,
+    Work,
+    enter,
+    flat,
+    matrices,
+    run_states_backward,
+    spread,
+)
+
+__all__ = ["run_backward", "run_forward"]
+
+# A batch of vectors times matrices is slow for rows shorter than this: on a CPU with MKL, 32
+# columns take five times as long as 64.
+FAST_ROWS = 64
+
+
+def run_forward(work: Work) -> tuple[Tensor, ...]:
+    """Output, signed 1 / normaliser, states before each piece (if tracked), final G and b."""
+    layout, plan, v = work.layout, work.plan, work.inputs.v
+    output = torch.empty_like(v, memory_format=torch.contiguous_format)
+    inverse = work.empty(*v.shape[:3], 1 if work.b_rows else 0)
+    kept = work.state_shapes(plan.max_pieces if work.inputs.tracked else 0, layout.rows)
+    kept_G, kept_b = (work.empty(*shape) for shape in kept)
+    initial = work.initial()
+    final = (initial[0].clone(), initial[1].clone())
+    state = work.new_states(layout.rows)
+    for index, (start, stop) in enumerate(layout.pieces(plan.per_piece)):
+        if work.inputs.tracked:
+            kept_G[index], kept_b[index] = state
+        piece = Piece(work, start, stop)
+        _, G, b = enter(piece, state, initial, final)
+        state = (G[-1], b[-1])
+        value = torch.bmm(piece.pairs.mT, piece.v, out=piece.take("value", work.value_dim))
+        asking = spread(piece.reading, piece.q, work.workspace, "asking")
+        value = value.baddbmm_(asking, matrices(G[:-1], work))
+        if work.b_rows:
+            total = piece.pair_sums()
+            total += (piece.for_b(piece.reading) * torch.bmm(piece.q, flat(b[:-1]).mT)).sum(-1)
+            signed = torch.copysign(1 / (total.abs() + work.inputs.eps), total).unsqueeze(-1)
+            piece.store(inverse, signed)
+            value *= signed.abs()
+        piece.store(output, value)
+    work.workspace.close()
+    return output, inverse, kept_G, kept_b, *final
+
+
+class Gradients:
+    """Where the gradients of a call go; dG, db and those of the final states as in `new_states`."""
+
+    def __init__(self, work: Work, final: tuple[Tensor | None, Tensor | None]) -> None:
+        self.dq, self.dk, self.dv, self.dwrite = (
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in work.inputs[:4]
+        )
+        self.dread = work.new(0) if work.inputs.read is None else torch.empty_like(self.dwrite)
+        self.dlog_decay = work.new(work.heads, work.num_scales)
+        self.final = work.new_states(work.sequences)
+        for place, given in zip(self.final, final, strict=True):
+            if given is not None:
+                place.copy_(given.reshape(place.shape))
+        # A sequence with no tokens hands its final gradient straight to its initial state.
+        self.dG, self.db = self.final[0].clone(), self.final[1].clone()
+
+
+def run_backward(
+    work: Work,
+    do: Tensor,
+    inverse: Tensor,
+    kept: tuple[Tensor, Tensor],
+    final: tuple[Tensor | None, Tensor | None],
+) -> Gradients:
+    """Gradients of everything, from those of the output and the final states."""
+    grads = Gradients(work, final)
+    initial = work.initial()
+    carry = work.new_states(work.layout.rows)
+    pieces = work.layout.pieces(work.plan.per_piece)
+    for index in reversed(range(len(pieces))):
+        piece = Piece(work, *pieces[index])
+        written, G, b = enter(piece, (kept[0][index], kept[1][index]), initial)
+        reading = _reading_backward(piece, do, inverse, G[:-1], b[:-1])
+        carry = _writing_backward(piece, reading, written, G[:-1], b[:-1], carry, grads)
+    work.workspace.close()
+    return grads
+
+
+class ReadingGradients(NamedTuple):
+    """Gradients on the reading side of a piece, all [n rows H, C, .].
+
+    dq [K], dreading [S], dvalue [V] (of the sum before it is normalised), dscores and dweights [C]
+    (by source), db_reading [R] (of q . b for each row of b).
+    """
+
+    dq: Tensor
+    dreading: Tensor
+    dvalue: Tensor
+    dscores: Tensor
+    dweights: Tensor
+    db_reading: Tensor
+
+
+def _reading_backward(
+    piece: Piece, do: Tensor, inverse: Tensor, G: Tensor, b: Tensor
+) -> ReadingGradients:
+    work, sums = piece.work, flat(b)
+    dvalue = flat(piece.load("value", do))
+    signed = flat(piece.load("inverse", inverse))
+    if work.b_rows:
+        dvalue *= signed.abs()
+    _, chunk, size = piece.q.shape
+    dpairs = torch.bmm(piece.v, dvalue.mT, out=piece.take("pair gradients", chunk))
+    asked = piece.take("asking", work.num_scales * size)
+    torch.bmm(dvalue, matrices(G, work).mT, out=asked)
+    dreading = dvalue.new_empty(0)
+    if work.reading_needs_grad:
+        dreading = _by_scale(asked, piece.q, work.num_scales)
+    dq = _over_scales(asked, flat(piece.reading), piece.take("q gradients", size))
+    db_reading = dtotal = dvalue.new_empty(0)
+    if work.b_rows:
+        # dvalue . output without keeping the output: it is the same sum, taken by source.
+        met = torch.mul(piece.pairs, dpairs, out=piece.take("met", chunk))
+        drawn = met.sum(-2).unsqueeze(-1)
+        drawn += torch.mul(piece.q, dq, out=piece.take("met", size)).sum(-1, keepdim=True)
+        dtotal = drawn.mul_(signed).neg_()
+        db_reading = dtotal * piece.for_b(piece.reading)
+        dq.baddbmm_(db_reading, sums)
+    if work.normalizer == "decayed":
+        dpairs += dtotal.mT
+        if work.reading_needs_grad:
+            dreading += dtotal * torch.bmm(piece.q, sums.mT)
+    dscores = torch.mul(dpairs, piece.weights, out=piece.take("score gradients", chunk))
+    if work.normalizer == "undecayed":
+        dscores.addcmul_(dtotal.mT, work.decays.seen)
+    dq.baddbmm_(dscores.mT, piece.k)
+    dweights = dpairs.mul_(piece.scores)
+    return ReadingGradients(dq, dreading, dvalue, dscores, dweights, db_reading)
+
+
+def _writing_backward(
+    piece: Piece,
+    read: ReadingGradients,
+    written: Tensor,
+    G: Tensor,
+    b: Tensor,
+    carry: tuple[Tensor, Tensor],
+    grads: Gradients,
+) -> tuple[Tensor, Tensor]:
+    """Fill in the gradients of a piece; return those of the states before it."""
+    work, chunks, workspace = piece.work, piece.chunks, piece.work.workspace
+    asking = spread(piece.reading, piece.q, workspace, "asking")
+    leaving = workspace.take("leaving", G.shape[0] + 1, *G.shape[1:])
+    leaving[-1] = carry[0]
+    pair = (piece.by_chunk(asking).mT, piece.by_chunk(read.dvalue))
+    run_states_backward(leaving, *pair, chunks, work.decays.drop, grads.dG, grads.final[0])
+    states = matrices(leaving[1:], work)
+    told = torch.bmm(piece.v, states.mT, out=asking)
+    dwriting = _by_scale(told, piece.k, work.num_scales)
+    dk = _over_scales(told, flat(piece.writing), piece.take("k gradients", work.key_dim))
+    dk.baddbmm_(read.dscores, piece.q)
+    dv = piece.take("v gradients", work.value_dim)
+    torch.bmm(piece.pairs, read.dvalue, out=dv).baddbmm_(written, states)
+    if work.decay_needs_grad:
+        grads.dlog_decay += _aging(G, leaving[1:], piece)
+
+    counting = workspace.take("counting", b.shape[0] + 1, *b.shape[1:])
+    counting[-1] = carry[1]
+    if work.b_rows:
+        pair = (piece.by_chunk(read.db_reading).mT, piece.by_chunk(piece.q))
+        run_states_backward(counting, *pair, chunks, work.b_drop, grads.db, grads.final[1])
+        sums = flat(counting[1:])
+        dk.baddbmm_(piece.for_b(piece.writing), sums)
+        if work.normalizer == "decayed":
+            dwriting.baddbmm_(piece.k, sums.mT)
+            if work.decay_needs_grad:
+                grads.dlog_decay += _aging(b, counting[1:], piece)
+    _store_gates(piece, read, dwriting.view(piece.write.shape), grads)
+    for place, value in ((grads.dq, read.dq), (grads.dk, dk), (grads.dv, dv)):
+        piece.store(place, value)
+    return leaving[0], counting[0]
+
+
+def _store_gates(piece: Piece, read: ReadingGradients, dwriting: Tensor, grads: Gradients) -> None:
+    """Gradients of read, write and log_decay: inside chunks, into them and out of them."""
+    work = piece.work
+    dread, dwrite, dlog_decay = work.weights.backward(
+        read.dweights, piece.read, piece.write, work.decay_needs_grad
+    )
+    piece.store(grads.dwrite, dwrite + dwriting * piece.leave)
+    if work.reading_needs_grad:
+        dreading = read.dreading.view(piece.read.shape)
+    if dread is not None:
+        piece.store(grads.dread, dread + dreading * piece.arrive)
+    if dlog_decay is None:
+        return
+    since_start = torch.arange(1, work.plan.chunk + 1, device=dwriting.device).unsqueeze(-1)
+    aged = piece.reading * dreading * since_start
+    aged += piece.writing * dwriting * piece.steps_to_end
+    grads.dlog_decay += dlog_decay
+    grads.dlog_decay += aged.sum((0, 1, 3))
+
+
+def _by_scale(rows: Tensor, x: Tensor, num_scales: int) -> Tensor:
+    """For each token, its S rows [.., C, S K] times x [.., C, K]: [.., C, S]."""
+    batch, chunk, size = x.shape
+    rows = rows.view(batch * chunk, num_scales, size)
+    return torch.bmm(x.view(batch * chunk, 1, size), rows.mT).view(batch, chunk, num_scales)
+
+
+def _over_scales(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """For each token, the weighted sum of its S rows [.., C, S K]: out [.., C, K].
+
+    The rows are used up.
+    """
+    batch, chunk, num_scales = weight.shape
+    rows = rows.view(batch * chunk, num_scales, -1)
+    weight = weight.reshape(batch * chunk, 1, num_scales)
+    if rows.shape[-1] >= FAST_ROWS:
+        torch.bmm(weight, rows, out=out.view(batch * chunk, 1, -1))
+    else:
+        torch.sum(rows.mul_(weight.mT), 1, out=out.view(batch * chunk, -1))
+    return out
+
+
+def _aging(entering: Tensor, leaving: Tensor, piece: Piece) -> Tensor:
+    """Gradient of log_decay [H, S] through the aging of states across whole chunks."""
+    # The states that entered have served: they hold the product.
+    met = entering.mul_(leaving).sum(-1)
+    length = piece.lengths
+    met *= piece.work.decays.power[length].unsqueeze(1) * length[:, None, None, None]
+    return met.sum((0, 1))

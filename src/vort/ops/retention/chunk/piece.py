@@ -1,0 +1,266 @@
+"""A call's work, cut into pieces, and the states that go from piece to piece.
+
+A piece is a run of chunks whose temporaries fit the workspace; both passes go piece by piece.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vort.ops.retention.chunk.layout import Chunk, Layout, Plan, Workspace, make_layout
+from vort.ops.retention.chunk.weights import Decays, GatedWeights, LagWeights
+from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
+
+__all__ = ["Piece", "Work", "enter", "flat", "matrices", "run_states_backward", "spread"]
+
+# States of fewer elements than this cost more in calls than in sums.
+SMALL = 1 << 15
+
+
+class Work:
+    """A call, with the sizes and tables that follow from it; its log_decay is [H, S]."""
+
+    def __init__(self, inputs: Inputs, decay_needs_grad: bool = True) -> None:
+        self.inputs, self.decay_needs_grad = inputs, decay_needs_grad
+        q, k, v, write, log_decay, read, *_ = inputs
+        self.normalizer = inputs.normalizer
+        self.dtype = compute_dtype(q, k, v)
+        self.heads, self.key_dim, self.value_dim = *q.shape[2:], v.shape[3]
+        self.num_scales = write.shape[-1]
+        self.b_rows = b_rows(self.normalizer, self.num_scales)
+        self.sequences = count_sequences(inputs)
+        self.plan = Plan.of(inputs)
+        # Tables are small for decays that all heads share: [S] comes expanded, with stride 0.
+        rates = log_decay[:1] if log_decay.stride(0) == 0 else log_decay
+        self.decays = Decays.of(rates.to(self.dtype), self.plan.chunk, inputs.include_self)
+        self.workspace = Workspace(self.decays.power)
+        kind = LagWeights if read is None else GatedWeights
+        self.weights: LagWeights | GatedWeights = kind(self.decays, self.workspace)
+
+    @property
+    def reading_needs_grad(self) -> bool:
+        """Whether anyone asks how positions read the states: `read`, or the decays."""
+        return self.inputs.read is not None or self.decay_needs_grad
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the chunks are."""
+        return make_layout(self.inputs.q, self.inputs.cu_seqlens, self.plan.chunk)
+
+    @property
+    def b_drop(self) -> Tensor:
+        """What b, of R rows, loses over each length [C + 1, H, R]: nothing when undecayed."""
+        if self.normalizer == "decayed":
+            return self.decays.drop
+        return torch.zeros_like(self.decays.drop[..., : self.b_rows])
+
+    def new(self, *shape: int) -> Tensor:
+        """Zeros in the dtype of the sums."""
+        return torch.zeros(shape, dtype=self.dtype, device=self.inputs.q.device)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Like `new`, contents undefined."""
+        return torch.empty(shape, dtype=self.dtype, device=self.inputs.q.device)
+
+    def state_shapes(self, *count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of G and b as the passes hold them: [..., H, S, K V] and [..., H, R, K]."""
+        return (
+            (*count, self.heads, self.num_scales, self.key_dim * self.value_dim),
+            (*count, self.heads, self.b_rows, self.key_dim),
+        )
+
+    def new_states(self, *count: int) -> tuple[Tensor, Tensor]:
+        """Zeros for G and b in those shapes."""
+        G, b = self.state_shapes(*count)
+        return self.new(*G), self.new(*b)
+
+    def initial(self) -> tuple[Tensor, Tensor]:
+        """The states that the sequences start from, in the same form."""
+        G, b = self.new_states(self.sequences)
+        if self.inputs.G is not None:
+            G = self.inputs.G.to(self.dtype).flatten(-2)
+        if self.inputs.b is not None:
+            b = self.inputs.b.to(self.dtype)
+        return G, b
+
+
+class Piece:
+    """A run of chunks, loaded.
+
+    q, k, v and all matrices are batches [n rows H, C, .]; scores, weights and their product, pairs,
+    go by source: [n rows H, C, C] at [i, t], where t reads i. The gates read and write, how
+    positions read the states that enter their chunk (reading) and write those that leave it
+    (writing) keep their [n, rows, H, C, S]. `batch` is (n, rows, H).
+    """
+
+    def __init__(self, work: Work, start: int, stop: int) -> None:
+        self.work, self.bounds = work, (start, stop)
+        q, k, v, write, _, read, *_ = work.inputs
+        self.chunks = work.layout.chunks[start:stop]
+        self.q = flat(self.load("q", q))
+        self.k = flat(self.load("k", k))
+        self.v = flat(self.load("v", v))
+        self.write = self.load("write", write)
+        self.batch = self.write.shape[:3]
+        power = work.decays.power
+        if read is None:
+            self.read = power.new_ones(()).expand(self.write.shape)
+        else:
+            self.read = self.load("read", read)
+        self.arrive = power[1:].transpose(0, 1).contiguous()
+        self.lengths = torch.tensor([chunk.length for chunk in self.chunks], device=power.device)
+        steps = self.lengths[:, None] - 1 - torch.arange(work.plan.chunk, device=power.device)
+        steps = steps.clamp_min_(0)
+        self.steps_to_end = steps[:, None, None, :, None]
+        self.leave = power[steps].transpose(1, 2).unsqueeze(1).contiguous()
+        self.reading = self.read * self.arrive
+        self.writing = self.write * self.leave
+        size = work.plan.chunk
+        self.weights = work.weights.by_source(self.read, self.write)
+        self.scores = torch.bmm(self.k, self.q.mT, out=self.take("scores", size))
+        self.pairs = torch.mul(self.scores, self.weights, out=self.take("pairs", size))
+
+    def load(self, name: str, x: Tensor) -> Tensor:
+        """This piece's part of x [B, T, H, D], in the memory of that name."""
+        (start, stop), work = self.bounds, self.work
+        shape = (stop - start, work.layout.rows, x.shape[2], work.plan.chunk, x.shape[3])
+        out = work.workspace.take(name, *shape)
+        return work.layout.load(x, start, stop, out)
+
+    def take(self, name: str, size: int) -> Tensor:
+        """Memory of that name for [n rows H, C, size], contents undefined."""
+        return self.work.workspace.take(name, *self.q.shape[:2], size)
+
+    def store(self, x: Tensor, value: Tensor) -> None:
+        """Put this piece's part into x."""
+        tokens = value.view(*self.batch, *value.shape[-2:])
+        self.work.layout.store(x, *self.bounds, tokens)
+
+    def by_chunk(self, x: Tensor) -> Tensor:
+        """A batch [n rows H, i, j] chunk by chunk, [n, rows H, i, j]."""
+        chunks, rows, heads = self.batch
+        return x.view(chunks, rows * heads, *x.shape[1:])
+
+    def pair_sums(self) -> Tensor:
+        """What the tokens of its own chunk add to each position's normaliser, [n rows H, C]."""
+        if self.work.normalizer == "decayed":
+            return self.pairs.sum(-2)
+        return (self.scores * self.work.decays.seen).sum(-2)
+
+    def for_b(self, weight: Tensor) -> Tensor:
+        """How positions write or read b [n rows H, C, R]: as they do G, or plainly (undecayed)."""
+        if self.work.normalizer == "decayed":
+            return flat(weight)
+        return self.k.new_ones(()).expand(*self.k.shape[:-1], self.work.b_rows)
+
+
+def enter(
+    piece: Piece,
+    state: tuple[Tensor, Tensor],
+    initial: tuple[Tensor, Tensor],
+    final: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys spread over scales [n rows H, C, S K]; G and b before each chunk and after all."""
+    work, chunks, workspace = piece.work, piece.chunks, piece.work.workspace
+    shape_G, shape_b = work.state_shapes(piece.batch[0] + 1, piece.batch[1])
+    written = spread(piece.writing, piece.k, workspace, "written")
+    G = workspace.take("states", *shape_G)
+    G[0] = state[0]
+    pair = (piece.by_chunk(written).mT, piece.by_chunk(piece.v))
+    run_states(G, *pair, chunks, work.decays.drop, initial[0], final[0])
+    b = workspace.take("sums", *shape_b)
+    b[0] = state[1]
+    if work.b_rows:
+        pair = (piece.by_chunk(piece.for_b(piece.writing)).mT, piece.by_chunk(piece.k))
+        run_states(b, *pair, chunks, work.b_drop, initial[1], final[1])
+    return written, G, b
+
+
+def spread(weight: Tensor, x: Tensor, workspace: Workspace, name: str) -> Tensor:
+    """weight [..., C, S] times x [n rows H, C, D]: [n rows H, C, S D]."""
+    batch, chunk, size = x.shape
+    num_scales = weight.shape[-1]
+    out = workspace.take(name, batch, chunk, num_scales, size)
+    torch.mul(weight.view(batch, chunk, num_scales, 1), x.unsqueeze(-2), out=out)
+    return out.view(batch, chunk, num_scales * size)
+
+
+def flat(x: Tensor) -> Tensor:
+    """[n, rows, H, i, j] as one batch of matrices [n rows H, i, j]."""
+    return x.flatten(0, 2)
+
+
+def matrices(states: Tensor, work: Work) -> Tensor:
+    """[n, rows, H, S, K V] as a batch of [S K, V]."""
+    return states.view(-1, work.num_scales * work.key_dim, work.value_dim)
+
+
+def run_states(
+    states: Tensor,
+    left: Tensor,
+    right: Tensor,
+    chunks: Sequence[Chunk],
+    drop: Tensor,
+    initial: Tensor,
+    final: Tensor | None = None,
+) -> None:
+    """Fill states [n + 1, rows, H, S, D], before each chunk and after the last; states[0] is given.
+
+    Chunk c adds left[c] @ right[c], [rows H, i, C] times [rows H, C, j] with i j = S D. A chunk
+    that starts a sequence takes its state from `initial`, one that ends a sequence leaves it in
+    `final`: nothing crosses over.
+    """
+    each, add_product = states.unbind(), _adder(states[1:], left, right)
+    aging = _aging_of(chunks, drop)
+    for index, chunk in enumerate(chunks):
+        before, after = each[index], each[index + 1]
+        if chunk.first is not None:
+            before.copy_(initial[chunk.first])
+        torch.addcmul(before, before, aging[chunk.length], out=after)
+        add_product(index)
+        if final is not None and chunk.last is not None:
+            final[chunk.last] = after
+
+
+def run_states_backward(
+    grads: Tensor,
+    left: Tensor,
+    right: Tensor,
+    chunks: Sequence[Chunk],
+    drop: Tensor,
+    initial: Tensor,
+    final: Tensor,
+) -> None:
+    """Fill grads [n + 1, rows, H, S, D]: of the state before the first chunk, and after each.
+
+    grads[n] is given; left[c] @ right[c] is what the chunk's own reading gives to the gradient of
+    the state entering it. Gradients of final states come in through `final`, those of initial
+    ones go out to `initial`.
+    """
+    each, add_product = grads.unbind(), _adder(grads[:-1], left, right)
+    aging = _aging_of(chunks, drop)
+    for index in reversed(range(len(chunks))):
+        chunk, before, after = chunks[index], each[index], each[index + 1]
+        if chunk.last is not None:
+            after.copy_(final[chunk.last])
+        torch.addcmul(after, after, aging[chunk.length], out=before)
+        add_product(index)
+        if chunk.first is not None:
+            initial[chunk.first] = before
+
+
+def _adder(states: Tensor, left: Tensor, right: Tensor) -> Callable[[int], Tensor]:
+    """A function of c that adds left[c] @ right[c] to states[c]."""
+    if states.shape[1:].numel() < SMALL:
+        each, products = states.unbind(), (left @ right).view(states.shape).unbind()
+        return lambda index: each[index].add_(products[index])
+    matrices = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
+    lefts, rights = left.unbind(), right.unbind()
+    return lambda index: matrices[index].baddbmm_(lefts[index], rights[index])
+
+
+def _aging_of(chunks: Sequence[Chunk], drop: Tensor) -> dict[int, Tensor]:
+    """What a state [rows, H, S, D] loses over a chunk, by the chunk's length."""
+    return {length: drop[length].unsqueeze(-1) for length in {chunk.length for chunk in chunks}}

@@ -1,0 +1,288 @@
+"""What the kernels are checked on, and the relative error of every output and gradient.
+
+The truth is backend "exact" in float64 on the very inputs the kernels get (rounded to bfloat16
+first where they are bfloat16). Errors are `|x - truth| / |truth|`, NaN never passes.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tests.ops.case import NamedCase
+from vort.ops.retention import RetentionState, retention
+
+
+@dataclass(frozen=True)
+class Case(NamedCase):
+    """One call of the op; `lengths` are packed sequences and replace batch and length."""
+
+    batch: int = 1
+    length: int = 77
+    heads: int = 2
+    key_dim: int = 16
+    value_dim: int = 16
+    num_scales: int = 3
+    normalizer: str = "decayed"
+    include_self: bool = True
+    read: bool = True
+    initial: bool = True
+    final: bool = True
+    per_head: bool = False
+    lengths: tuple[int, ...] = ()
+    chunk_size: int | None = None
+    fastest: float = 2.0
+    fast_first: bool = False
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
+    """Fresh random tensors; features and weights positive, as a normaliser expects them.
+
+    The gradient to a decay sums terms over all pairs of tokens. Where their signs are random it is
+    what is left after cancellation: rounding the inputs to bfloat16 alone can move it by percents,
+    so no kernel could be held to 1e-2 there. Draws for bfloat16 therefore have a slight trend
+    (values that grow along the sequence, a gradient with a mean, positive features) that gives the
+    sum a sign; float32 keeps the hard draws, at 1e-4. A decayed normaliser takes the mean of the
+    values out again, at the cost of digits in dq, the more of them the more tokens it averages: its
+    trend is slighter, and falls with the length (benchmarks/gradient_accuracy_gpu.py measures what
+    a mean costs).
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator) + 0.1
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    batch, length = case.batch, case.length
+    sequences = batch
+    if case.lengths:
+        batch, length, sequences = 1, sum(case.lengths), len(case.lengths)
+    trend = dtype == torch.bfloat16
+    feature = normal if case.normalizer == "none" and not trend else uniform
+    rates = (
+        -torch.logspace(-3, case.fastest, case.num_scales)
+        if case.num_scales > 1
+        else -torch.ones(1) / 20
+    )
+    if case.fast_first:
+        rates = rates.flip(0)
+    if case.per_head:
+        rates = rates * uniform(case.heads, 1)
+    shape = (batch, length, case.heads)
+    v, do = normal(*shape, case.value_dim), normal(*shape, case.value_dim)
+    mean = 0.0
+    if trend:
+        mean = 0.25
+        if case.normalizer == "decayed":
+            mean = 0.1 * min(1.0, 512 / max(length, 1)) ** 0.5
+        v = v + 2 * mean * torch.linspace(0, 1, max(length, 1))[:length, None, None]
+        do = do + mean
+    tensors = {
+        "q": feature(*shape, case.key_dim).to(dtype),
+        "k": feature(*shape, case.key_dim).to(dtype),
+        "v": v.to(dtype),
+        "write": uniform(*shape, case.num_scales),
+        "log_decay": rates,
+    }
+    if case.read:
+        tensors["read"] = uniform(*shape, case.num_scales)
+    if case.initial:
+        state = (sequences, case.heads, case.num_scales, case.key_dim)
+        tensors["G"] = normal(*state, case.value_dim) + mean
+        if case.normalizer != "none":
+            rows = case.num_scales if case.normalizer == "decayed" else 1
+            tensors["b"] = uniform(sequences, case.heads, rows, case.key_dim)
+    tensors["do"] = do.to(dtype)
+    return {name: x.to(device) for name, x in tensors.items()}
+
+
+def outputs_and_gradients(
+    backend: str, case: Case, inputs: dict[str, Tensor], dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Everything the backend returns and every gradient, by name; inputs in `dtype` if given."""
+    leaf = {
+        name: x.detach().to(dtype or x.dtype).clone().requires_grad_()
+        for name, x in inputs.items()
+        if name != "do"
+    }
+    cu_seqlens = None
+    if case.lengths:
+        ends = torch.tensor((0, *case.lengths)).cumsum(0)
+        cu_seqlens = ends.to(inputs["q"].device)
+    state = RetentionState(leaf["G"], leaf.get("b")) if case.initial else None
+    o, last = retention(
+        leaf["q"], leaf["k"], leaf["v"], leaf["write"], leaf["log_decay"],
+        read=leaf.get("read"), normalizer=case.normalizer, include_self=case.include_self,
+        initial_state=state, output_final_state=case.final, cu_seqlens=cu_seqlens, backend=backend,
+        chunk_size=case.chunk_size if backend == "triton" else None,
+    )  # fmt: skip
+    results = {"o": o}
+    loss = (o.to(dtype or torch.float32) * inputs["do"].to(dtype or torch.float32)).sum()
+    if last is not None:
+        for name, x in (("G_last", last.G), ("b_last", last.b)):
+            if x is not None:
+                results[name] = x
+                ramp = torch.linspace(-1, 1, x.numel(), device=x.device, dtype=x.dtype)
+                loss = loss + (x.flatten() * ramp).sum() / x.shape[-1]
+    grads = torch.autograd.grad(loss, list(leaf.values()))
+    return results | {f"d{name}": g for name, g in zip(leaf, grads, strict=True)}
+
+
+def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+    """Error of every output and gradient; a second run must give the same bits."""
+    inputs = make_inputs(case, dtype, device, seed)
+    got = outputs_and_gradients("triton", case, inputs)
+    again = outputs_and_gradients("triton", case, inputs)
+    truth = outputs_and_gradients("exact", case, inputs, torch.float64)
+    errors = {}
+    for name, x in truth.items():
+        if not torch.equal(got[name], again[name]):
+            errors[f"{name} differs between two runs"] = float("nan")
+        # one token has no lags: its decay gradient is zero, and only its size can be checked
+        size = x.norm().clamp_min(1.0 if x.norm() < 1e-9 else 1e-30)
+        difference = (got[name].double() - x).norm() / size
+        errors[name] = difference.item() if x.numel() else 0.0
+    return errors
+
+
+def compiled_difference(device: str) -> float:
+    """Relative difference of gradients with and without `torch.compile(fullgraph=True)`."""
+    case = Case(length=33, heads=1, initial=False, num_scales=2)
+    inputs = make_inputs(case, torch.float32, device, 0)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor) -> Tensor:
+        o, last = retention(q, k, v, write, log_decay, output_final_state=True, backend="triton")
+        assert last is not None
+        return (o * o).sum() + last.G.sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        leaves = [
+            inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "write", "log_decay")
+        ]
+        grads = torch.autograd.grad(function(*leaves), leaves)
+        results.append(torch.cat([g.flatten() for g in grads]))
+    return ((results[0] - results[1]).norm() / results[0].norm()).item()
+
+
+def step_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+    """Errors of `case.length` single steps: outputs, final state, and the same through `retention`.
+
+    The latter leaves the state it is given as it was.
+    """
+    from vort.ops.retention.triton import retention_step_triton
+
+    inputs = make_inputs(case, dtype, device, seed)
+    b = inputs.get("b")
+    start = RetentionState(inputs["G"], b)
+    state = RetentionState(inputs["G"].clone(), None if b is None else b.clone())
+    options = {"normalizer": case.normalizer, "include_self": case.include_self}
+    token_names = [name for name in ("q", "k", "v", "write", "read") if name in inputs]
+    rows, whole, later = [], [], start
+    for t in range(case.length):
+        token = {name: inputs[name][:, t] for name in token_names}
+        rows.append(retention_step_triton(state, **token, log_decay=inputs["log_decay"], **options))
+        one = {name: inputs[name][:, t : t + 1] for name in token_names}
+        o, later = retention(
+            **one, log_decay=inputs["log_decay"], initial_state=later, output_final_state=True,
+            backend="triton", **options,
+        )  # fmt: skip
+        whole.append(o)
+    wide: dict[str, Tensor] = {name: x.double() for name, x in inputs.items()}
+    o, last = retention(
+        **{name: wide[name] for name in token_names}, log_decay=wide["log_decay"],
+        initial_state=RetentionState(wide["G"], wide.get("b")), output_final_state=True,
+        backend="exact", **options,
+    )  # fmt: skip
+    assert last is not None
+    pairs = {"o": (torch.stack(rows, 1), o), "G": (state.G, last.G)}
+    pairs |= {"o by retention": (torch.cat(whole, 1), o), "G by retention": (later.G, last.G)}
+    pairs["G given"] = (start.G, wide["G"])
+    if last.b is not None and state.b is not None:
+        pairs |= {"b": (state.b, last.b), "b by retention": (later.b, last.b)}
+        pairs["b given"] = (start.b, wide["b"])
+    return {
+        name: ((x.double() - truth).norm() / truth.norm()).item()
+        for name, (x, truth) in pairs.items()
+    }
+
+
+STEP_CASES = [
+    Case(batch=2, length=5, key_dim=16, value_dim=20, per_head=True),
+    Case(batch=1, length=4, normalizer="undecayed", include_self=False),
+    Case(batch=1, length=3, normalizer="none", read=False),
+    Case(batch=3, length=3, key_dim=80, value_dim=80, num_scales=5, include_self=False),
+]
+
+GPU_CASES = [
+    Case(),
+    Case(length=1, initial=False, normalizer="none"),
+    Case(batch=2, length=517, key_dim=64, value_dim=64, num_scales=8, heads=3),
+    Case(length=517, key_dim=64, value_dim=64, num_scales=8, heads=3, read=False, initial=False),
+    Case(length=333, key_dim=64, value_dim=64, num_scales=8, normalizer="undecayed", per_head=True),
+    Case(length=333, key_dim=64, value_dim=64, num_scales=8, normalizer="none", include_self=False),
+    Case(length=300, key_dim=64, value_dim=64, num_scales=8, include_self=False, chunk_size=64),
+    # one scale under a decayed normaliser: the read gate cancels, so it has no gradient to check
+    Case(length=300, key_dim=64, value_dim=64, num_scales=1, final=False, normalizer="undecayed"),
+    # in segments
+    Case(length=1700, key_dim=64, value_dim=64, num_scales=8, heads=1, chunk_size=128),
+    Case(length=1030, key_dim=64, value_dim=64, num_scales=8, heads=1, chunk_size=512),
+    Case(length=200, key_dim=32, value_dim=80, num_scales=5, per_head=True),
+    Case(
+        length=200, key_dim=80, value_dim=32, num_scales=2, normalizer="undecayed",
+        include_self=False,
+    ),
+    Case(length=300, key_dim=128, value_dim=128, num_scales=8, chunk_size=128),
+    Case(length=300, key_dim=128, value_dim=64, num_scales=12, normalizer="none"),
+    Case(length=150, key_dim=256, value_dim=256, num_scales=4, heads=1),
+    Case(length=150, key_dim=256, value_dim=16, num_scales=4, heads=1, normalizer="undecayed"),
+    Case(length=150, key_dim=16, value_dim=256, num_scales=16, heads=1),
+    Case(length=130, key_dim=64, value_dim=64, num_scales=32, heads=1),
+    Case(length=130, key_dim=64, value_dim=128, num_scales=16, include_self=False),
+    Case(lengths=(0, 1, 257, 64, 0, 130, 0), key_dim=64, value_dim=64, num_scales=8),
+    Case(lengths=(5, 300, 0, 63), key_dim=32, value_dim=32, num_scales=4, normalizer="undecayed"),
+    Case(
+        lengths=(0, 65, 512), key_dim=64, value_dim=32, num_scales=4, normalizer="none",
+        chunk_size=64,
+    ),
+    Case(length=300, key_dim=64, value_dim=64, num_scales=8, fastest=1.7),
+    Case(length=200, key_dim=64, value_dim=64, num_scales=8, fastest=1.7, normalizer="none"),
+    # fast scales, which others that are remembered come after
+    Case(length=600, key_dim=64, value_dim=64, num_scales=8, fastest=1.0, fast_first=True),
+    # ends two tokens into a part of its last span, with segments left over after it
+    Case(length=3394, key_dim=64, value_dim=64, num_scales=8, heads=1, fastest=1.7, initial=False),
+    # few scales, and k and v of different width: see machine_code.py
+    Case(length=200, key_dim=64, value_dim=32, num_scales=1, normalizer="none"),
+    Case(length=200, key_dim=64, value_dim=16, num_scales=2),
+]  # fmt: skip
+
+# Ordered so that any third of them takes about as long as another.
+INTERPRETER_CASES = [
+    Case(length=45, per_head=True, key_dim=20, value_dim=17, num_scales=2),
+    Case(heads=1, normalizer="undecayed", include_self=False, chunk_size=32, num_scales=2),
+    Case(heads=1, lengths=(0, 1, 33, 0, 40), num_scales=2, chunk_size=32),
+    Case(heads=1, length=34, num_scales=17, initial=False, fastest=1.7, normalizer="undecayed"),
+    # long enough to be cut into segments
+    Case(heads=1, length=300, chunk_size=32, num_scales=3, normalizer="undecayed", read=False),
+    Case(heads=1, lengths=(5, 70, 0), num_scales=2, normalizer="none", include_self=False),
+    Case(heads=1, length=40, value_dim=80, num_scales=5, initial=False, read=False),
+    Case(heads=1, length=100, num_scales=4, fast_first=True),
+    # ends two tokens into a part of its last span, with segments left over after it
+    Case(
+        heads=1,
+        length=674,
+        chunk_size=64,
+        num_scales=4,
+        fastest=1.7,
+        normalizer="none",
+        initial=False,
+    ),
+    Case(heads=1, length=0, num_scales=2),
+]
+
+
+def small(case: Case) -> Case:
+    """The same options on few tokens, for memory checkers."""
+    return replace(case, length=min(case.length, 70), heads=1, batch=1)
