@@ -22,7 +22,7 @@ def record_memories(model: nn.Module) -> Iterator[list[tuple[RetentionMemory, Me
 
     >>> import torch
     >>> from vort.layers import VortAttention
-    >>> layer = VortAttention(hidden_size=16, num_heads=2, window=8, horizon=1000)
+    >>> layer = VortAttention(hidden_size=16, num_attention_heads=2, horizon=1000)
     >>> with record_memories(layer) as found:
     ...     _ = layer(torch.randn(1, 10, 16))
     >>> [inputs.q.shape for memory, inputs in found]
@@ -62,7 +62,7 @@ def memory_retrieval_loss(
 
     >>> import torch
     >>> from vort.layers import VortAttention
-    >>> layer = VortAttention(hidden_size=16, num_heads=2, window=8, horizon=1000)
+    >>> layer = VortAttention(hidden_size=16, num_attention_heads=2, horizon=1000)
     >>> with record_memories(layer) as found:
     ...     _ = layer(torch.randn(1, 4, 16))
     >>> asked = Retrievals.of(torch.tensor([[-1, -1, -1, 0]]))
@@ -88,7 +88,7 @@ def memory_features(memory: RetentionMemory, inputs: MemoryInputs) -> tuple[Tens
 
     >>> import torch
     >>> from vort.layers import VortAttention
-    >>> layer = VortAttention(hidden_size=16, num_heads=2, window=8, horizon=1000)
+    >>> layer = VortAttention(hidden_size=16, num_attention_heads=2, horizon=1000)
     >>> with record_memories(layer) as found:
     ...     _ = layer(torch.randn(1, 4, 16))
     >>> [x.shape[:3] for x in memory_features(*found[0])]

@@ -8,16 +8,16 @@ definition outwards: `exact` (every pair), `recurrent` (every step), `chunk` (th
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.exact import exact_retention_with_kernel, retention_exact
 from vort.ops.retention.interface import BACKENDS, Backend, explain_backend, retention
-from vort.ops.retention.normalizer import NORMALIZERS, Normalizer
+from vort.ops.retention.normalizer import DEFAULT_EPS, NORMALIZERS, Normalizer
 from vort.ops.retention.recurrent import retention_recurrent, retention_step
-from vort.ops.retention.routing import Basis, paper_banks, shared_basis
+from vort.ops.retention.routing import paper_banks, shared_basis
 from vort.ops.retention.state import RetentionState, empty_state
 
 __all__ = [
     "BACKENDS",
+    "DEFAULT_EPS",
     "NORMALIZERS",
     "Backend",
-    "Basis",
     "Normalizer",
     "RetentionState",
     "empty_state",
