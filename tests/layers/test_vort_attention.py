@@ -196,7 +196,7 @@ def test_errors_name_the_argument() -> None:
         VortAttention(**SIZES, conv_size=1)
     with pytest.raises(ValueError, match="feature_map must be one of"):
         VortAttention(**SIZES, feature_map="cosine")
-    with pytest.raises(TypeError, match=r"no setting 'num_heads'; did you mean num_.*heads\?"):
+    with pytest.raises(TypeError, match="VortAttention has no setting 'num_heads'"):
         VortAttention(hidden_size=HIDDEN, num_heads=2)
     with pytest.raises(TypeError, match="set_horizon needs a memory with orders"):
         LAYERS["gla"].set_horizon(10)
