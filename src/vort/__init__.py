@@ -1,8 +1,9 @@
 """Sequence models with power-law memory.
 
-`vort.fractional` is the mathematics, `vort.ops` the tensor programs built on it, `vort.layers` the
-modules, `vort.models` the Hugging Face model. What most users need is importable from here, and
-loaded when it is asked for: `import vort` alone needs torch, numpy and scipy.
+`vort.fractional` is the mathematics, `vort.ops` the tensor programs built on it, `vort.memories`
+what a layer may keep of the past, `vort.layers` the modules, `vort.models` the Hugging Face model.
+What most users need is importable from here, and loaded when it is asked for: `import vort` alone
+needs torch, numpy and scipy.
 """
 
 from importlib import import_module
@@ -12,45 +13,60 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vort.fractional import PowerLawBasis
-    from vort.layers import VortAttention
+    from vort.layers import LayerStates, VortAttention
+    from vort.memories import LayerSettings, Memory, MemoryInputs, MemoryOutput
     from vort.models import (
         ByteTokenizer,
+        VortCache,
         VortConfig,
         VortForCausalLM,
         VortModel,
         VortSession,
     )
-    from vort.ops import retention
-
-_HOMES = {
-    "PowerLawBasis": "vort.fractional",
-    "VortAttention": "vort.layers",
-    "retention": "vort.ops",
-    "ByteTokenizer": "vort.models",
-    "VortConfig": "vort.models",
-    "VortForCausalLM": "vort.models",
-    "VortModel": "vort.models",
-    "VortSession": "vort.models",
-}
+    from vort.ops import (
+        explain_backend,
+        feature_map,
+        local_attention,
+        paper_banks,
+        retention,
+        retention_step,
+        shared_basis,
+    )
 
 __all__ = [
     "ByteTokenizer",
+    "LayerSettings",
+    "LayerStates",
+    "Memory",
+    "MemoryInputs",
+    "MemoryOutput",
     "PowerLawBasis",
     "VortAttention",
+    "VortCache",
     "VortConfig",
     "VortForCausalLM",
     "VortModel",
     "VortSession",
+    "explain_backend",
+    "feature_map",
+    "local_attention",
+    "paper_banks",
     "retention",
+    "retention_step",
+    "shared_basis",
 ]
+# Each after those it builds on, so that what needs torch alone loads nothing more.
+_ROOMS = ("fractional", "ops", "memories", "layers", "models")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vort' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for room in _ROOMS:
+            module = import_module(f"vort.{room}")
+            if name in module.__all__:
+                globals()[name] = getattr(module, name)
+                return globals()[name]
+    raise AttributeError(f"module 'vort' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,63 +1,47 @@
 """Small layers of every kind, and padded batches to try them on."""
 
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.memories.cases import NAMES
 from vort.layers import LayerStates, VortAttention
-from vort.memories import MEMORIES, MemorySettings, build_memory
+from vort.memories import PAPER
 
 HIDDEN, HEADS, WINDOW = 16, 2, 5
-KINDS = (*MEMORIES, "paper", "plain", "undecayed", "no_window", "bounded_softmax")
+SIZES = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "sliding_window": WINDOW}
+WAYS: dict[str, dict[str, Any]] = {
+    "paper": {**PAPER, "num_banks": 3, "num_scales": 5, "num_features": 8, "horizon": 200},
+    "plain": {
+        "use_entropy": False,
+        "conv_size": 0,
+        "qk_norm": False,
+        "output_norm": False,
+        "write_gate": False,
+        "read_weights": False,
+        "feature_map": "identity",
+        "normalizer": "none",
+    },
+    "undecayed": {
+        "normalizer": "undecayed",
+        "output_gate": True,
+        "num_key_value_heads": 1,
+        "use_entity": True,
+        "include_self": False,
+    },
+    "no_window": {"sliding_window": 0, "feature_map": "elu"},
+    "bounded_softmax": {"memory": "softmax", "softmax_cache_size": 7},
+}
+KINDS = (*NAMES, *WAYS)
 
 
 def layer_of(kind: str) -> VortAttention:
-    """A layer of a kind: a memory by name, or a way to use VORT's."""
+    """A layer of a kind: a memory by name, or a way to use one."""
     torch.manual_seed(0)
-    if kind == "paper":
-        return VortAttention.paper(
-            HIDDEN, HEADS, banks=3, terms=5, num_features=8, horizon=200, window=WINDOW
-        )
-    if kind == "plain":
-        return VortAttention(
-            HIDDEN,
-            HEADS,
-            window=WINDOW,
-            horizon=1000,
-            conv_size=0,
-            qk_norm=False,
-            output_norm=False,
-            write_gate=False,
-            read_weights=False,
-            features="identity",
-            normalizer="none",
-        )
-    if kind == "undecayed":
-        return VortAttention(
-            HIDDEN,
-            HEADS,
-            window=WINDOW,
-            horizon=1000,
-            normalizer="undecayed",
-            features="hedgehog",
-            output_gate=True,
-            num_key_value_heads=1,
-            use_entropy=True,
-            use_entity=True,
-            include_self=False,
-        )
-    if kind == "no_window":
-        return VortAttention(HIDDEN, HEADS, window=0, horizon=1000, features="elu")
-    settings = MemorySettings(
-        hidden_size=HIDDEN,
-        num_heads=HEADS,
-        head_dim=HIDDEN // HEADS,
-        horizon=1000,
-        use_entropy=True,
-        cache_size=7 if kind == "bounded_softmax" else None,
-    )
-    name = "softmax" if kind == "bounded_softmax" else kind
-    return VortAttention(HIDDEN, HEADS, window=WINDOW, memory=build_memory(name, settings))
+    way = WAYS.get(kind, {"memory": kind})
+    return VortAttention(**{**SIZES, "horizon": 1000, **way})
 
 
 @st.composite

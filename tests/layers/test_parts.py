@@ -87,6 +87,7 @@ def test_layer_states_can_be_selected_and_detached() -> None:
     states.store_state(3, {"G": torch.randn(2, 4, requires_grad=True)}, positions=1)
     picked = states.select(torch.tensor([1, 1, 0]))
     assert picked.load_state(3)["G"].shape == (3, 4)
+    assert states.load_state(3)["G"].shape == (2, 4)
     assert not states.detach().load_state(3)["G"].requires_grad
     assert states.load_state(0) is None
 

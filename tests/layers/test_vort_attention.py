@@ -3,9 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.layers.cases import HEADS, HIDDEN, KINDS, in_pieces, layer_of, masks, unpadded
-from vort.fractional import gl_kernel
+from tests.layers.cases import HIDDEN, KINDS, SIZES, in_pieces, layer_of, masks, unpadded
+from vort.fractional import PowerLawBasis, gl_kernel
 from vort.layers import LayerStates, VortAttention
+from vort.memories import NoMemory
 from vort.ops.retention import exact_retention_with_kernel
 
 LAYERS = {kind: layer_of(kind).eval() for kind in KINDS}
@@ -71,17 +72,18 @@ def test_the_layer_is_the_papers_equation() -> None:
     """One head, no additions: the exact GL kernel of each token's order, and softmax near by."""
     torch.manual_seed(0)
     layer = VortAttention(
-        HIDDEN,
-        1,
-        window=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=1,
+        sliding_window=1,
         horizon=1000,
-        terms=16,
+        num_scales=16,
+        use_entropy=False,
         conv_size=0,
         qk_norm=False,
         output_norm=False,
         write_gate=False,
         read_weights=False,
-        features="elu",
+        feature_map="elu",
     ).double()
     x = torch.randn(1, 50, HIDDEN, dtype=torch.float64)
     output, _, order = layer(x, output_orders=True)
@@ -102,32 +104,38 @@ def test_half_precision_stays_near_single() -> None:
 
 
 @torch.no_grad()
-def test_a_new_horizon_keeps_weights_and_terms_and_changes_rates() -> None:
-    layer = VortAttention(HIDDEN, HEADS, horizon=1000, terms=8)
+def test_a_new_horizon_keeps_weights_and_scales_and_changes_rates() -> None:
+    layer = VortAttention(**SIZES, horizon=1000, num_scales=8)
     weights = {name: x.clone() for name, x in layer.state_dict().items()}
     slow = layer.memory.router.log_decay(torch.device("cpu"))[1].item()
     layer.set_horizon(8192)
     router = layer.memory.router
-    assert (router.horizon, router.terms, router.basis.horizon) == (8192, 8, 8192)
+    assert (router.horizon, router.num_scales, router.basis.horizon) == (8192, 8, 8192)
     assert slow < router.log_decay(torch.device("cpu"))[1].item() < 0
     for name, x in layer.state_dict().items():
         torch.testing.assert_close(x, weights[name], atol=0, rtol=0)
     assert layer(torch.randn(1, 9, HIDDEN))[0].isfinite().all()
 
 
-def test_a_tolerance_chooses_the_terms() -> None:
-    layer = VortAttention(HIDDEN, HEADS, horizon=100, tolerance=0.05)
-    basis = layer.memory.router.basis
-    assert basis.certificate.relative <= 0.05
-    assert layer.memory.terms == basis.terms < 8
+def test_a_tolerance_says_how_many_scales_a_layer_takes() -> None:
+    scales = PowerLawBasis.fit(horizon=100, tolerance=0.05).terms
+    layer = VortAttention(**SIZES, horizon=100, num_scales=scales)
+    assert layer.memory.router.basis.certificate.relative <= 0.05
+    assert layer.memory.num_scales == scales < 8
 
 
 def test_the_paper_layer_has_what_the_paper_has_and_nothing_else() -> None:
-    banks, terms, features = 4, 6, 32
-    layer = VortAttention.paper(HIDDEN, 1, banks=banks, terms=terms, num_features=features)
+    banks, scales, features = 4, 6, 32
+    layer = VortAttention.paper(
+        hidden_size=HIDDEN,
+        num_attention_heads=1,
+        num_banks=banks,
+        num_scales=scales,
+        num_features=features,
+    )
     router = layer.memory.router
-    # Order 1, the last bank, is a constant kernel: one term, where the others have S.
-    assert router.terms == (banks - 1) * terms + 1
+    # Order 1, the last bank, is a constant kernel: one scale, where the others have S.
+    assert router.num_scales == (banks - 1) * scales + 1
     assert layer.memory.key_map.output_dim == features
     assert router.gates.write is None
     assert router.gates.read is None
@@ -137,7 +145,7 @@ def test_the_paper_layer_has_what_the_paper_has_and_nothing_else() -> None:
     assert router.order.in_features == HIDDEN + 1 + 1
     routing = router(torch.randn(1, 7, HIDDEN))
     assert routing.read is None
-    assert set((routing.write != 0).sum(-1).flatten().tolist()) <= {1, terms}
+    assert set((routing.write != 0).sum(-1).flatten().tolist()) <= {1, scales}
 
 
 @torch.no_grad()
@@ -182,11 +190,22 @@ def test_errors_name_the_argument() -> None:
         layer(x, use_cache=True)
     with pytest.raises(ValueError, match="not both"):
         layer(x, torch.ones(2, 6), cu_seqlens=torch.tensor([0, 6]))
-    with pytest.raises(ValueError, match="num_key_value_heads must divide num_heads = 4, got 3"):
-        VortAttention(HIDDEN, 4, num_key_value_heads=3)
+    with pytest.raises(ValueError, match="num_key_value_heads must divide num_attention_heads = 2"):
+        VortAttention(**SIZES, num_key_value_heads=3)
     with pytest.raises(ValueError, match="conv_size must be at least 2"):
-        VortAttention(HIDDEN, 2, conv_size=1)
-    with pytest.raises(ValueError, match="features must be one of"):
-        VortAttention(HIDDEN, 2, features="cosine")
-    with pytest.raises(TypeError, match="set_horizon needs a VortMemory"):
+        VortAttention(**SIZES, conv_size=1)
+    with pytest.raises(ValueError, match="feature_map must be one of"):
+        VortAttention(**SIZES, feature_map="cosine")
+    with pytest.raises(TypeError, match="VortAttention has no setting 'num_heads'"):
+        VortAttention(hidden_size=HIDDEN, num_heads=2)
+    with pytest.raises(TypeError, match="set_horizon needs a memory with orders"):
         LAYERS["gla"].set_horizon(10)
+
+
+def test_a_memory_of_ones_own_brings_its_settings() -> None:
+    memory = NoMemory(**SIZES, conv_size=0)
+    layer = VortAttention(memory=memory)
+    assert layer.memory is memory
+    assert (layer.window, layer.convolution) == (SIZES["sliding_window"], None)
+    with pytest.raises(ValueError, match="settings are given, so these have no use: horizon"):
+        VortAttention(memory=memory, horizon=3)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vort.memories.gla_chunk import gla_chunk, gla_exact
+from vort.memories.gla import gla_chunk, gla_exact
 
 
 def problem(length: int, strength: float, batch: int = 1) -> list[torch.Tensor]:

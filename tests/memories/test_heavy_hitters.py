@@ -3,32 +3,27 @@
 import pytest
 import torch
 
+from tests.memories.cases import inputs, made
 from vort.memories import MemoryInputs, SoftmaxMemory
-from vort.memories.heavy_hitters import HeavyHitterMemory
 from vort.models import VortConfig, VortForCausalLM
 
 
-def _inputs(length: int, seed: int = 0) -> MemoryInputs:
-    torch.manual_seed(seed)
-    q, k, v = torch.randn(3, 2, length, 2, 8)
-    return MemoryInputs(torch.randn(2, length, 16), q, k, v)
-
-
-@pytest.mark.parametrize("rope_base", [None, 10000.0])
-def test_with_room_for_all_it_is_full_attention(rope_base: float | None) -> None:
-    inputs = _inputs(20)
-    full = SoftmaxMemory(2, 8, rope_base=rope_base)(inputs).output
-    kept = HeavyHitterMemory(2, 8, budget=20, rope_base=rope_base).eval()(inputs).output
+@pytest.mark.parametrize("rope_theta", [None, 10000.0])
+def test_with_room_for_all_it_is_full_attention(rope_theta: float | None) -> None:
+    given = inputs(20)
+    full = made("softmax", rope_theta=rope_theta)(given).output
+    memory = made("softmax", softmax_heavy_hitters=20, rope_theta=rope_theta).eval()
+    kept = memory(given).output
     torch.testing.assert_close(kept, full, rtol=1e-5, atol=1e-5)
 
 
 def test_pieces_with_a_state_equal_one_call() -> None:
-    inputs = _inputs(30)
-    memory = HeavyHitterMemory(2, 8, budget=6).eval()
-    whole = memory(inputs).output
+    given = inputs(30)
+    memory = made("softmax", softmax_heavy_hitters=6).eval()
+    whole = memory(given).output
     state, parts = None, []
     for t in range(30):
-        found = memory(inputs.at(t), state, output_state=True)
+        found = memory(given.at(t), state, output_state=True)
         state = found.state
         parts.append(found.output)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
@@ -41,7 +36,9 @@ def test_a_token_that_was_attended_to_outlives_the_window_and_others_do_not() ->
     q = torch.zeros(1, length, 1, 4)
     q[..., 0] = 10.0
     v = torch.randn(1, length, 1, 4)
-    memory = HeavyHitterMemory(1, 4, budget=budget, rope_base=None).eval()
+    memory = SoftmaxMemory(
+        hidden_size=4, num_attention_heads=1, softmax_heavy_hitters=budget, rope_theta=None
+    ).eval()
     state = memory(MemoryInputs(torch.zeros(1, length, 4), q, k, v), output_state=True).state
     positions = sorted(state["position"].flatten().tolist())
     assert 3 in positions
@@ -61,5 +58,12 @@ def test_a_model_trained_with_full_attention_runs_under_the_policy() -> None:
 
 
 def test_a_budget_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="softmax_heavy_hitters must be at least 2, got 1"):
+        made("softmax", softmax_heavy_hitters=1)
     with pytest.raises(ValueError, match="budget must be at least 2"):
-        HeavyHitterMemory(2, 8, budget=1)
+        made("softmax").keep_heavy_hitters(1)
+
+
+def test_heads_that_share_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_key_value_heads must be num_attention_heads = 2"):
+        made("softmax", softmax_heavy_hitters=4, num_key_value_heads=1)

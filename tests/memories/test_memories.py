@@ -2,35 +2,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from vort.memories import (
-    MEMORIES,
-    ExponentialMemory,
-    Memory,
-    MemoryInputs,
-    MemorySettings,
-    SoftmaxMemory,
-    UniformPowerLawMemory,
-    build_memory,
-)
+from tests.memories.cases import NAMES, inputs, made
+from vort.memories import LayerSettings, MemoryInputs
 from vort.ops.feature_maps import elu_features
 
-SETTINGS = MemorySettings(hidden_size=16, num_heads=2, head_dim=8, horizon=1000, use_entropy=True)
-
-
-def inputs(length: int = 12, kv_heads: int = 2) -> MemoryInputs:
-    torch.manual_seed(1)
-    q, k = torch.randn(2, length, 2, 8), torch.randn(2, length, kv_heads, 8)
-    v = torch.randn(2, length, kv_heads, 8)
-    return MemoryInputs(torch.randn(2, length, 16), q, k, v, torch.rand(2, length, 2))
-
-
-def made(name: str, **changes: object) -> Memory:
-    torch.manual_seed(0)
-    return build_memory(name, MemorySettings(**{**vars(SETTINGS), **changes}))
+PLAIN = {"write_gate": False, "read_weights": False}
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_steps_equal_forward(name: str, kv_heads: int) -> None:
     memory, given = made(name, num_key_value_heads=kv_heads), inputs(kv_heads=kv_heads)
@@ -46,7 +26,7 @@ def test_steps_equal_forward(name: str, kv_heads: int) -> None:
         torch.testing.assert_close(state[key].float(), value.float(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_state_size_is_what_is_kept(name: str) -> None:
     memory, given = made(name), inputs(length=9)
@@ -62,14 +42,14 @@ def test_step_takes_one_position() -> None:
 
 
 def test_only_softmax_grows() -> None:
-    growing = [name for name in MEMORIES if made(name).state_size(10) != made(name).state_size(20)]
+    growing = [name for name in NAMES if made(name).state_size(10) != made(name).state_size(20)]
     assert growing == ["softmax"]
-    assert made("softmax", cache_size=4).state_size(20) == 2 * 4 * 2 * 8
+    assert made("softmax", softmax_cache_size=4).state_size(20) == 2 * 4 * 2 * 8
 
 
 @torch.no_grad()
 def test_softmax_is_causal_attention_with_and_without_a_cache() -> None:
-    memory, given = SoftmaxMemory(2, 8, rope_base=None), inputs()
+    memory, given = made("softmax", rope_theta=None), inputs()
     scores = torch.einsum("bthd,bihd->bhti", given.q, given.k) / 8**0.5
     future = torch.ones(12, 12).triu(1).bool()
     weights = scores.masked_fill(future, -torch.inf).softmax(-1)
@@ -89,7 +69,7 @@ def decayed_average(given: MemoryInputs, kernel: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_exponential_is_one_decay_for_each_head() -> None:
-    memory, given = ExponentialMemory(16, 2, 8, features="elu", horizon=100), inputs()
+    memory, given = made("exponential", feature_map="elu", horizon=100, write_gate=False), inputs()
     rates = memory.log_rate.exp()
     expected = decayed_average(given, torch.exp(-rates * torch.arange(12)))
     torch.testing.assert_close(memory(given).output, expected, atol=1e-5, rtol=1e-4)
@@ -99,7 +79,7 @@ def test_exponential_is_one_decay_for_each_head() -> None:
 def test_uniform_power_law_is_the_gl_kernel() -> None:
     from vort.fractional import gl_weights
 
-    memory = UniformPowerLawMemory(16, 2, 8, features="elu", horizon=1000, terms=16)
+    memory = made("uniform_power_law", feature_map="elu", num_scales=16, **PLAIN)
     given = inputs()
     expected = decayed_average(given, gl_weights(0.7, 11).float())
     torch.testing.assert_close(memory(given).output, expected, atol=1e-4, rtol=1e-3)
@@ -119,7 +99,7 @@ def test_rates_and_orders_are_learned_unless_fixed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mixture", "uniform_power_law"])
 def test_gates_are_there_for_rivals_too(name: str) -> None:
-    gated, plain = made(name), made(name, write_gate=False, read_weights=False)
+    gated, plain = made(name), made(name, **PLAIN)
     assert gated.route(inputs()).read is not None
     assert plain.route(inputs()).read is None
     assert plain.gates.write is None
@@ -127,4 +107,20 @@ def test_gates_are_there_for_rivals_too(name: str) -> None:
 
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"memory must be one of vort, .*got 'lstm'"):
-        build_memory("lstm", SETTINGS)
+        LayerSettings(memory="lstm")
+
+
+def test_unknown_settings_are_an_error_that_helps() -> None:
+    with pytest.raises(TypeError, match="VortMemory has no setting 'num_scale'; did you mean num_"):
+        made("vort", num_scale=3)
+    with pytest.raises(ValueError, match="settings are given, so these have no use: horizon"):
+        type(made("vort"))(LayerSettings(), horizon=3)
+
+
+def test_only_the_exact_power_law_keeps_no_state() -> None:
+    memory = made("exact_power_law", **PLAIN)
+    assert not memory.keeps_state
+    with pytest.raises(ValueError, match="keeps no state"):
+        memory(inputs(), output_state=True)
+    with pytest.raises(ValueError, match="read_weights must be off"):
+        made("exact_power_law")

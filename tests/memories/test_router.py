@@ -3,18 +3,19 @@ import torch
 
 from vort.fractional import PowerLawBasis
 from vort.memories import Router
-from vort.memories.router import OrderProjection
+from vort.memories.vort import OrderProjection
 
 HIDDEN, HEADS = 12, 3
 
 
 def router(**options: object) -> Router:
     torch.manual_seed(0)
-    return Router(HIDDEN, HEADS, horizon=1000, **options)
+    sizes = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "horizon": 1000}
+    return Router(**{**sizes, "use_entropy": False, **options})
 
 
 def test_orders_are_eq_routing() -> None:
-    made = router(use_entropy=True, use_entity=True, order_min=0.1, terms=6)
+    made = router(use_entropy=True, use_entity=True, order_min=0.1, num_scales=6)
     x, entropy, entity = torch.randn(2, 5, HIDDEN), torch.rand(2, 5, HEADS), torch.ones(2, 5)
     stacked = torch.cat([x, entropy, entity[..., None]], -1)
     logits = stacked @ made.order.weight.T + made.order.bias
@@ -45,7 +46,7 @@ def test_heads_can_start_at_one_order() -> None:
 
 
 def test_continuous_routing_writes_the_basis_weights() -> None:
-    made = router(write_gate=False, terms=8)
+    made = router(write_gate=False, num_scales=8)
     routing = made(torch.randn(2, 5, HIDDEN))
     basis = PowerLawBasis.fit(1000, 8)
     torch.testing.assert_close(routing.write, basis.weights(routing.order))
@@ -55,7 +56,7 @@ def test_continuous_routing_writes_the_basis_weights() -> None:
 def test_banks_write_the_nearest_fixed_order_alone() -> None:
     from vort.ops.retention import paper_banks
 
-    made = router(routing="banks", banks=4, terms=5, write_gate=False)
+    made = router(routing="banks", num_banks=4, num_scales=5, write_gate=False)
     routing = made(3 * torch.randn(2, 50, HIDDEN))
     write, log_decay = paper_banks(routing.order, 4, 5, 1000)
     torch.testing.assert_close(routing.write, write)
@@ -64,7 +65,7 @@ def test_banks_write_the_nearest_fixed_order_alone() -> None:
 
 @pytest.mark.parametrize("mode", ["continuous", "banks"])
 def test_the_order_can_be_learned(mode: str) -> None:
-    made = router(routing=mode, banks=4, terms=5)
+    made = router(routing=mode, num_banks=4, num_scales=5)
     routing = made(torch.randn(2, 5, HIDDEN))
     scales = torch.arange(routing.write.shape[-1], dtype=torch.float32)
     (routing.write * scales).sum().backward()
@@ -72,12 +73,12 @@ def test_the_order_can_be_learned(mode: str) -> None:
 
 
 def test_read_weights_are_positive_and_average_one() -> None:
-    read = router(terms=6)(10 * torch.randn(2, 5, HIDDEN)).read
+    read = router(num_scales=6)(10 * torch.randn(2, 5, HIDDEN)).read
     assert (read > 0).all()
     torch.testing.assert_close(read.mean(-1), torch.ones(2, 5, HEADS))
 
 
-def test_a_write_gate_scales_all_terms_alike() -> None:
+def test_a_write_gate_scales_all_scales_alike() -> None:
     gated, x = router(), torch.randn(2, 5, HIDDEN)
     routing = gated(x)
     ratio = routing.write / gated.basis.weights(routing.order)
@@ -94,7 +95,7 @@ def test_rates_survive_half_precision() -> None:
 
 
 def test_errors_name_the_argument() -> None:
-    with pytest.raises(ValueError, match="routing must be 'continuous' or 'banks', got 'nearest'"):
+    with pytest.raises(ValueError, match="routing must be one of continuous, banks, got 'nearest'"):
         router(routing="nearest")
-    with pytest.raises(ValueError, match="tolerance chooses the terms"):
-        router(tolerance=0.1, terms=3)
+    with pytest.raises(TypeError, match="Router has no setting 'terms'"):
+        router(terms=3)

@@ -3,13 +3,13 @@ import json
 import pytest
 from transformers import AutoConfig
 
+from tests.memories.cases import NAMES
 from tests.models.cases import config_of, model_of
-from vort.memories import MEMORIES
 from vort.models import VortConfig
 
 
 def test_unknown_settings_are_an_error_that_helps() -> None:
-    with pytest.raises(ValueError, match="no setting 'hiden_size'; did you mean 'hidden_size'"):
+    with pytest.raises(ValueError, match="no setting 'hiden_size'; did you mean hidden_size"):
         VortConfig(hiden_size=64)
     with pytest.raises(ValueError, match="no setting 'zzz'"):
         VortConfig(zzz=1)
@@ -65,7 +65,7 @@ def test_the_paper_configuration_is_the_paper() -> None:
     assert not any((*additions, config.qk_norm, config.conv_size))
     assert VortConfig.paper(num_banks=8).num_banks == 8
     layer = model_of("paper").model.layers[0].self_attn
-    assert layer.memory.terms == (3 - 1) * 5 + 1
+    assert layer.memory.num_scales == (3 - 1) * 5 + 1
 
 
 OPTIONS = (
@@ -81,7 +81,7 @@ OPTIONS = (
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_models_have_equally_many_parameters(options: dict[str, object], size: int) -> None:
     expected = model_of(hidden_size=size).num_parameters()
-    for memory in (*MEMORIES, "paper"):
+    for memory in (*NAMES, "paper"):
         count = model_of(memory, hidden_size=size, num_hidden_layers=2, **options).num_parameters()
         assert abs(count / expected - 1) < 0.02, (memory, count, expected)
 

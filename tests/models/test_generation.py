@@ -4,15 +4,15 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, model_of, tokens
-from vort.memories import MEMORIES
 from vort.models import VortCache
 
 LONG = 5 * WINDOW
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
 
-@pytest.mark.parametrize("memory", [*MEMORIES, "paper"])
+@pytest.mark.parametrize("memory", [*NAMES, "paper"])
 @torch.no_grad()
 def test_cached_decoding_equals_the_full_forward_at_every_position(memory: str) -> None:
     model, prompt = model_of(memory), tokens(2, LONG)
@@ -72,11 +72,11 @@ def test_a_static_cache_keeps_its_addresses() -> None:
     assert torch.equal(found, expected)
     cache = model.new_cache(static=True)
     model(prompt, past_key_values=cache, use_cache=True)
-    addresses = [x.data_ptr() for layer in cache.layers for x in layer.state.values()]
+    addresses = [x.data_ptr() for state in cache.states.values() for x in state.values()]
     model(prompt[:, :1], past_key_values=cache, use_cache=True)
     cache.reorder_cache(torch.tensor([1, 0]))
     cache.reset()
-    assert addresses == [x.data_ptr() for layer in cache.layers for x in layer.state.values()]
+    assert addresses == [x.data_ptr() for state in cache.states.values() for x in state.values()]
     again = model(prompt, past_key_values=cache, use_cache=True).logits
     torch.testing.assert_close(again, model(prompt).logits, atol=1e-4, rtol=1e-4)
 

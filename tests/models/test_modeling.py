@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.layers.cases import masks
+from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, config_of, model_of, tokens
-from vort.memories import MEMORIES
 from vort.models import VortForCausalLM, VortModel
 
-KINDS = (*MEMORIES, "paper")
+KINDS = (*NAMES, "paper")
 MODELS = {kind: model_of(kind) for kind in KINDS}
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -131,7 +131,7 @@ def test_back_propagation_goes_through_a_cache() -> None:
     later.logits.sum().backward()
     assert embeddings.grad[:, :10].abs().sum() > 0
     cache.detach()
-    assert not any(x.requires_grad for layer in cache.layers for x in layer.state.values())
+    assert not any(x.requires_grad for state in cache.states.values() for x in state.values())
 
 
 @pytest.mark.parametrize("padded", [False, True])

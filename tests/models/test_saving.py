@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.memories.cases import NAMES
 from tests.models.cases import config_of, model_of, tokens
-from vort.memories import MEMORIES
 from vort.models import VortConfig, VortForCausalLM
 
 
-@pytest.mark.parametrize("memory", [*MEMORIES, "paper"])
+@pytest.mark.parametrize("memory", [*NAMES, "paper"])
 @torch.no_grad()
 def test_loading_gives_back_what_was_saved_to_the_bit(memory: str, tmp_path) -> None:
     model, ids = model_of(memory), tokens(2, 30)
@@ -66,7 +66,7 @@ def test_a_saved_model_keeps_its_width_whatever_it_was_matched_with(
     model = VortForCausalLM(VortConfig(memory="none", **settings))
     model.save_pretrained(tmp_path)
     # Another version has other defaults, and would match with another size.
-    monkeypatch.setattr("vort.models.building._parameters_of_attention", lambda config: 0)
+    monkeypatch.setattr("vort.models.modeling_vort._parameters_of_attention", lambda config: 0)
     loaded = VortForCausalLM.from_pretrained(tmp_path)
     width = loaded.model.layers[0].mlp.up_proj.out_features
     assert width == model.model.layers[0].mlp.up_proj.out_features

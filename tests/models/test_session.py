@@ -23,10 +23,10 @@ import typer
 from typer.testing import CliRunner
 
 import vort
+from tests.memories.cases import NAMES
 from vort.lab.commands.generate import generate
-from vort.memories import MEMORIES
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
-from vort.models.sampling import sample_token
+from vort.models.session import sample_token
 
 PROMPT = "It was a bright cold day. " * 4
 
@@ -116,7 +116,7 @@ def test_a_loaded_session_goes_on_to_the_bit(
     assert torch.equal(loaded.logits, session.logits)
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", NAMES)
 def test_every_memory_and_half_precision_can_be_saved(memory: str, tmp_path: Path) -> None:
     model = make_model(memory=memory).to(torch.bfloat16)
     session = started(model)

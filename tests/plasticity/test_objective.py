@@ -63,12 +63,11 @@ def test_p_is_the_share_that_the_memory_returns_of_the_source(gated: bool, featu
     length, heads = 20, 2
     torch.manual_seed(1)
     memory = VortMemory(
-        16,
-        heads,
-        8,
-        value_dim=length,
+        hidden_size=16,
+        num_attention_heads=heads,
         horizon=1000,
-        features=features,
+        use_entropy=False,
+        feature_map=features,
         write_gate=gated,
         read_weights=gated,
         include_self=False,

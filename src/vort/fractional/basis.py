@@ -56,7 +56,7 @@ class PowerLawBasis:
     horizon: int
     order_min: float
     certificate: Certificate
-    _cache: dict[Any, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    _cache: dict[Any, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def fit(
@@ -114,6 +114,11 @@ class PowerLawBasis:
     def log_decay(self) -> Tensor:
         """Log of each state's decay per step, `[S]` float32, <= 0: what `retention` takes."""
         return torch.from_numpy(-self.rates).to(torch.float32)
+
+    def log_decay_on(self, device: torch.device) -> Tensor:
+        """`log_decay` on a device, kept there for the next call: not to be written to."""
+        # Detached: whoever asks for its gradient asks for no one else's.
+        return self._tensors(device, torch.float32)[2].detach()
 
     def weights(self, order: Any, *, validate: bool | None = None) -> Tensor:
         """Weight of each exponential for each order, `[...] -> [..., S]`. Differentiable, >= 0.
@@ -192,8 +197,8 @@ class PowerLawBasis:
         certificate = Certificate(**entry["certificate"])
         return cls(rates, polynomials, entry["horizon"], entry["order_min"], certificate)
 
-    def _tensors(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(rates, polynomials) on a device, kept for the next call."""
+    def _tensors(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """(rates, polynomials, -rates) on a device, kept for the next call."""
         key = (device, dtype)
         if key not in self._cache:
             # training may follow, which cannot use what inference mode has made
@@ -201,6 +206,7 @@ class PowerLawBasis:
                 self._cache[key] = (
                     torch.from_numpy(self.rates).to(device, dtype),
                     torch.from_numpy(self.polynomials).to(device, dtype),
+                    torch.from_numpy(-self.rates).to(device, dtype),
                 )
         return self._cache[key]
 

@@ -5,11 +5,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vort.layers.cache import StateStore
-from vort.layers.norm import RMSNorm
-from vort.layers.short_convolution import ShortConvolution
-from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.vort_memory import VortMemory
+from vort.layers.cache import LayerStates
+from vort.layers.parts import RMSNorm, ShortConvolution
+from vort.memories import (
+    MEMORIES,
+    PAPER,
+    LayerSettings,
+    Memory,
+    MemoryInputs,
+    MemoryOutput,
+    State,
+)
+from vort.memories.settings import settings_of
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed
 
@@ -33,26 +40,15 @@ class VortAttention(nn.Module):
     part alone, since a memory is addressed by content.
 
     Args:
-        hidden_size: size of hidden states in and out.
-        num_heads: query heads.
-        num_key_value_heads: key and value heads, a divisor of num_heads, which is the default.
-        head_dim: size of a head; hidden_size / num_heads by default.
-        window: positions that local attention sees, the current one included; 0: no local part.
-        rope_base: base of RoPE in the local part; None: no RoPE.
-        conv_size: positions of the short convolution after the projections; 0: none.
-        qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
-            step on, where products of small vectors are all alike, and cannot run away later.
-        output_norm: RMS norm of each head before the output projection.
-        output_gate: multiply heads by silu of a further projection of the hidden states.
-        bias: biases in the projections.
-        norm_eps: eps of the norm.
+        settings: `LayerSettings`, or a `VortConfig`; as an alternative to **options.
         layer_idx: under which number states are kept in `past_key_values`.
-        memory: another `Memory` than VORT's (see `vort.memories`); then no memory_options.
-        **memory_options: arguments of `VortMemory`: routing, horizon, terms, tolerance, banks,
-            order_min, order_start, use_entropy, use_entity, write_gate, read_weights, features,
-            num_features, normalizer, include_self.
+        memory: the name of another memory than VORT's; or a `Memory` of one's own, whose settings
+            are the layer's too.
+        **options: settings by name, see `LayerSettings`.
 
-    >>> layer = VortAttention(hidden_size=64, num_heads=4, window=16, horizon=1000)
+    >>> layer = VortAttention(
+    ...     hidden_size=64, num_attention_heads=4, sliding_window=16, horizon=1000
+    ... )
     >>> x = torch.randn(2, 100, 64)
     >>> y, _ = layer(x)
     >>> from vort.layers import LayerStates
@@ -65,51 +61,40 @@ class VortAttention(nn.Module):
 
     def __init__(
         self,
-        hidden_size: int,
-        num_heads: int,
+        settings: LayerSettings | None = None,
         *,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        window: int = 128,
-        rope_base: float | None = 10000.0,
-        conv_size: int = 4,
-        qk_norm: bool = True,
-        output_norm: bool = True,
-        output_gate: bool = False,
-        bias: bool = False,
-        norm_eps: float = 1e-6,
         layer_idx: int = 0,
-        memory: Memory | None = None,
-        **memory_options: Any,
+        memory: Memory | str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        kv_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-        head_dim = hidden_size // num_heads if head_dim is None else head_dim
-        _check_sizes(hidden_size, num_heads, kv_heads, head_dim, window, conv_size)
-        if memory is not None and memory_options:
-            raise ValueError(f"memory is given, so these have no use: {sorted(memory_options)}")
-        self.hidden_size, self.num_heads, self.num_key_value_heads = (
-            hidden_size,
-            num_heads,
-            kv_heads,
-        )
-        self.head_dim = head_dim
-        self.window = window
-        self.rope_base = rope_base
+        if isinstance(memory, str):
+            options["memory"] = memory
+        elif memory is not None and settings is None:
+            settings = memory.settings
+        s = settings_of("VortAttention", settings, options)
+        # First of all parts: what it draws at random comes before the projections.
+        memory = memory if isinstance(memory, Memory) else MEMORIES[s.memory](s)
+        heads, kv_heads, head_dim = s.head_sizes()
+        self.num_heads, self.num_key_value_heads, self.head_dim = heads, kv_heads, head_dim
+        self.window, self.rope_base = s.sliding_window, s.rope_theta
         self.layer_idx = layer_idx
-        self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias)
-        channels = (num_heads + 2 * kv_heads) * head_dim
-        self.convolution = ShortConvolution(channels, conv_size) if conv_size else None
-        self.q_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(head_dim, eps=norm_eps) if qk_norm else None
-        self.norm = RMSNorm(head_dim, eps=norm_eps) if output_norm else None
-        gate_size = num_heads * head_dim
-        self.g_proj = nn.Linear(hidden_size, gate_size, bias=bias) if output_gate else None
-        if memory is None:
-            memory = VortMemory(hidden_size, num_heads, head_dim, **memory_options)
+
+        def linear(size: int, to: int) -> nn.Linear:
+            return nn.Linear(size, to, bias=s.attention_bias)
+
+        def norm(wanted: bool) -> RMSNorm | None:
+            return RMSNorm(head_dim, eps=s.rms_norm_eps) if wanted else None
+
+        self.q_proj = linear(s.hidden_size, heads * head_dim)
+        self.k_proj = linear(s.hidden_size, kv_heads * head_dim)
+        self.v_proj = linear(s.hidden_size, kv_heads * head_dim)
+        self.o_proj = linear(heads * head_dim, s.hidden_size)
+        channels = (heads + 2 * kv_heads) * head_dim
+        self.convolution = ShortConvolution(channels, s.conv_size) if s.conv_size else None
+        self.q_norm, self.k_norm = norm(s.qk_norm), norm(s.qk_norm)
+        self.norm = norm(s.output_norm)
+        self.g_proj = linear(s.hidden_size, heads * head_dim) if s.output_gate else None
         self.memory = memory
         self.reset_parameters()
 
@@ -129,54 +114,20 @@ class VortAttention(nn.Module):
         keys.copy_(first.flatten(0, 1))
 
     @classmethod
-    def paper(
-        cls,
-        hidden_size: int,
-        num_heads: int = 1,
-        *,
-        banks: int = 10,
-        terms: int = 15,
-        num_features: int = 64,
-        horizon: int = 10000,
-        window: int = 128,
-        **options: Any,
-    ) -> "VortAttention":
-        """The layer as the paper writes it, further `options` as in the constructor.
+    def paper(cls, *, layer_idx: int = 0, **options: Any) -> "VortAttention":
+        """The layer as the paper writes it (`vort.memories.PAPER`), but for the `options` given.
 
-        K banks of fixed orders with S Gauss-Legendre terms each (corrected, see docs/errata.md),
-        routed by hidden state, entropy and entity indicator; FAVOR+ features; a decayed
-        normaliser; no read weights, gates, convolution or norm. What the paper leaves open (how
-        many heads, the window, RoPE within it) is as elsewhere.
+        What the paper leaves open (how many heads, the window, RoPE within it) is as elsewhere.
 
-        >>> layer = VortAttention.paper(64, banks=4, terms=6, num_features=32)
-        >>> layer.memory.terms  # (K - 1) S + 1: order 1 needs a single term
+        >>> layer = VortAttention.paper(hidden_size=64, num_banks=4, num_scales=6)
+        >>> layer.memory.num_scales  # (K - 1) S + 1: order 1 needs a single scale
         19
         """
-        settings: dict[str, Any] = {
-            "routing": "banks",
-            "banks": banks,
-            "terms": terms,
-            "features": "favor",
-            "num_features": num_features,
-            "horizon": horizon,
-            "window": window,
-            "use_entropy": True,
-            "use_entity": True,
-            "write_gate": False,
-            "read_weights": False,
-            "conv_size": 0,
-            "qk_norm": False,
-            "output_norm": False,
-            "output_gate": False,
-        }
-        return cls(hidden_size, num_heads, **{**settings, **options})
+        return cls(layer_idx=layer_idx, **{**PAPER, **options})
 
     def set_horizon(self, horizon: int) -> None:
         """Re-calibrate the memory for lags up to `horizon`; see `Router.set_horizon`."""
-        if not isinstance(self.memory, VortMemory):
-            kind = type(self.memory).__name__
-            raise TypeError(f"set_horizon needs a VortMemory, this layer has a {kind}")
-        self.memory.router.set_horizon(horizon)
+        self.memory.set_horizon(horizon)
 
     def state_size(self, length: int = 0) -> int:
         """Numbers kept for one sequence after `length` tokens: memory, window and convolution."""
@@ -189,7 +140,7 @@ class VortAttention(nn.Module):
         self,
         hidden_states: Tensor,
         attention_mask: Tensor | None = None,
-        past_key_values: StateStore | None = None,
+        past_key_values: LayerStates | None = None,
         use_cache: bool = False,
         cu_seqlens: Tensor | None = None,
         entity_mask: Tensor | None = None,
@@ -203,8 +154,8 @@ class VortAttention(nn.Module):
             hidden_states: `[B, T, hidden_size]`.
             attention_mask: `[B, T]`, or `[B, past + T]`: 0 at padding, which may be anywhere. It
                 neither writes nor ages the memory; its output is 0.
-            past_key_values: a `VortCache`, or `LayerStates`; its state is continued, and replaced
-                if `use_cache`.
+            past_key_values: `LayerStates`, such as a `VortCache`; its state is continued, and
+                replaced if `use_cache`.
             use_cache: whether to keep the state after the last token.
             cu_seqlens: `[N + 1]` bounds of N sequences packed into one row, B = 1. States then
                 count sequences.
@@ -311,7 +262,7 @@ class VortAttention(nn.Module):
             real=None if padding is None else padding.real,
             lengths=None if padding is None else padding.lengths,
             cu_seqlens=piece.cu_seqlens,
-            return_entropy=isinstance(self.memory, VortMemory) and self.memory.router.use_entropy,
+            return_entropy=self.memory.needs_entropy,
             output_state=piece.output_state,
         )
         if state is not None:
@@ -322,19 +273,3 @@ class VortAttention(nn.Module):
 def _below(state: State, prefix: str) -> dict[str, Tensor]:
     """The entries whose names start with `prefix`, without it."""
     return {name[len(prefix) :]: x for name, x in state.items() if name.startswith(prefix)}
-
-
-def _check_sizes(
-    hidden_size: int, num_heads: int, kv_heads: int, head_dim: int, window: int, conv_size: int
-) -> None:
-    if num_heads < 1 or head_dim < 1:
-        raise ValueError(
-            f"num_heads and head_dim must be at least 1, got {num_heads} and {head_dim} "
-            f"(hidden_size {hidden_size})"
-        )
-    if kv_heads < 1 or num_heads % kv_heads:
-        raise ValueError(f"num_key_value_heads must divide num_heads = {num_heads}, got {kv_heads}")
-    if window < 0:
-        raise ValueError(f"window must be at least 1, or 0 for no local attention, got {window}")
-    if conv_size < 0 or conv_size == 1:
-        raise ValueError(f"conv_size must be at least 2, or 0 for no convolution, got {conv_size}")

@@ -1,15 +1,28 @@
-"""Gated linear attention: a decay for every step and key dimension, chosen by the token."""
+"""Gated linear attention: a decay for every step and key dimension, chosen by the token.
+
+`gla_chunk` computes it in chunks, in PyTorch. With B_t the sum of log gates up to t, the score of t
+and i is Σ_d q_td k_id e^{B_td - B_id}. Splitting that exponent into e^{B_t} and e^{-B_i}
+overflows; here every exponent stays <= 0: between blocks both halves are taken relative to the
+start of the later block, and within a block of 16 the difference is formed before exp.
+"""
 
 import importlib.util
+from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vort.memories.gates import widen
-from vort.memories.gla_chunk import gla_chunk
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.retention_memory import widen
+from vort.memories.settings import LayerSettings
 
-__all__ = ["GatedLinearMemory"]
+__all__ = ["GatedLinearMemory", "gla_chunk", "gla_exact"]
+
+GATE_RANK = 16  # of the projection behind the gates
+GATE_POWER = 16.0  # how much slower than a sigmoid a gate forgets
+CHUNK, BLOCK = 64, 16
 
 
 class GatedLinearMemory(Memory):
@@ -18,42 +31,23 @@ class GatedLinearMemory(Memory):
     Runs flash-linear-attention's kernels where they are installed and tensors are on a GPU, and
     `gla_chunk` elsewhere.
 
-    Args:
-        hidden_size: size of hidden states.
-        num_heads: heads.
-        head_dim: size of queries, keys and values.
-        gate_rank: rank of the projection behind the gates.
-        gate_power: how much slower than a sigmoid a gate forgets.
-
-    >>> import torch
-    >>> memory = GatedLinearMemory(16, num_heads=2, head_dim=8)
+    >>> memory = GatedLinearMemory(hidden_size=16, num_attention_heads=2)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
     >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape
     torch.Size([1, 5, 2, 8])
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        head_dim: int,
-        *,
-        gate_rank: int = 16,
-        gate_power: float = 16.0,
-    ) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.gate_power = gate_power
-        self.gate_in = nn.Linear(hidden_size, gate_rank, bias=False)
-        self.gate_out = nn.Linear(gate_rank, num_heads * head_dim)
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self.gate_in = nn.Linear(self.settings.hidden_size, GATE_RANK, bias=False)
+        self.gate_out = nn.Linear(GATE_RANK, self.num_heads * self.head_dim)
 
     def forward(
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """Gated retrieval; see `Memory`."""
         logits = widen(self.gate_out(self.gate_in(inputs.hidden_states)))
-        log_gate = nn.functional.logsigmoid(logits) / self.gate_power
+        log_gate = nn.functional.logsigmoid(logits) / GATE_POWER
         log_gate = log_gate.unflatten(-1, (self.num_heads, self.head_dim))
         padding, inputs = inputs.padding, inputs.with_all_heads()
         k = inputs.k
@@ -95,3 +89,103 @@ def _fla_kernel(q: Tensor) -> Any:
         return fused_recurrent_gla(q, k, v, gk=log_gate, **options)
 
     return one_step
+
+
+def gla_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_gate: Tensor,
+    *,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """o_t = scale Σ_{i<=t} (q_t ⊙ e^{B_t - B_i}) · k_i v_i, and the state after the last token.
+
+    Shapes: q, k, log_gate `[B, T, H, D]`, v `[B, T, H, V]`; o like v, in float32 at least; states
+    `[N, H, D, V]`. cu_seqlens `[N + 1]` bounds packed sequences, B = 1.
+
+    >>> q, k, v = torch.randn(3, 1, 100, 2, 8)
+    >>> o, state = gla_chunk(q, k, v, -torch.rand(1, 100, 2, 8), output_final_state=True)
+    >>> o.shape, state.shape
+    (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    q, k, v, log_gate = (x.to(dtype) for x in (q, k, v, log_gate))
+    with torch.autocast(q.device.type, enabled=False):
+        if cu_seqlens is None:
+            o, state = _sequence(q * scale, k, v, log_gate, initial_state)
+            return o, state if output_final_state else None
+        outputs, states = [], []
+        for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+            a, b, c, d = (x[:, start:stop] for x in (q * scale, k, v, log_gate))
+            before = None if initial_state is None else initial_state[index : index + 1]
+            o, state = _sequence(a, b, c, d, before)
+            outputs.append(o)
+            states.append(state)
+        return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
+
+
+def gla_exact(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, scale: float = 1.0) -> Tensor:
+    """The definition, every pair of positions: what `gla_chunk` is tested against."""
+    total = log_gate.cumsum(1)
+    decay = (total[:, :, None] - total[:, None]).clamp(max=0).exp()
+    scores = torch.einsum("bthd,btihd,bihd->bhti", q * scale, decay, k).tril()
+    return torch.einsum("bhti,bihv->bthv", scores, v)
+
+
+def _sequence(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    batch, length, heads, dim = q.shape
+    if state is None:
+        state = q.new_zeros(batch, heads, dim, v.shape[-1])
+    state = state.to(q.dtype)
+    if length == 0:
+        return torch.zeros_like(v), state
+    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
+    tail = -length % chunk
+    # [B, H, chunks, chunk, ·]; a padded step has gate 1 and no key, so it changes nothing.
+    q, k, v, log_gate = (
+        F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+        for x in (q, k, v, log_gate)
+    )
+    total = log_gate.cumsum(-2)
+    o = _within(q, k, log_gate, total) @ v
+    last = total[..., -1:, :]
+    added = (k * (last - total).exp()).mT @ v
+    kept = last.mT.exp()
+    starts = []
+    for index in range(q.shape[2]):
+        starts.append(state)
+        state = state * kept[:, :, index] + added[:, :, index]
+    o = o + (q * total.exp()) @ torch.stack(starts, 2)
+    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
+
+
+def _within(q: Tensor, k: Tensor, log_gate: Tensor, total: Tensor) -> Tensor:
+    """Scores between positions of one chunk, `[..., chunk, chunk]`."""
+    chunk = q.shape[-2]
+    blocks = chunk // BLOCK
+    q, k_block, total_block = (x.unflatten(-2, (blocks, BLOCK)) for x in (q, k, total))
+    # What the gates have summed to before each block.
+    start = total_block[..., :1, :] - log_gate.unflatten(-2, (blocks, BLOCK))[..., :1, :]
+    late = q * (total_block - start).exp()
+    early = k.unsqueeze(-3) * (start - total.unsqueeze(-3)).clamp(max=0).exp()
+    position = torch.arange(chunk, device=q.device)
+    before = position < torch.arange(0, chunk, BLOCK, device=q.device)[:, None, None]
+    scores = (late @ early.mT).masked_fill(~before, 0)
+    difference = (total_block.unsqueeze(-2) - total_block.unsqueeze(-3)).clamp(max=0)
+    near = ((q.unsqueeze(-2) * k_block.unsqueeze(-3)) * difference.exp()).sum(-1).tril()
+    result: Tensor = (scores + _on_diagonal(near)).flatten(-3, -2)
+    return result
+
+
+def _on_diagonal(near: Tensor) -> Tensor:
+    """Blocks `[..., n, 16, 16]` in the places they have among `[..., n, 16, n * 16]`."""
+    count = near.shape[-3]
+    eye = torch.eye(count, dtype=near.dtype, device=near.device)
+    placed = near.unsqueeze(-2) * eye[:, None, :, None]
+    return placed.flatten(-2)

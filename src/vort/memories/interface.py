@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.padding import Padding
 
 __all__ = ["Memory", "MemoryInputs", "MemoryOutput", "State"]
@@ -79,7 +81,24 @@ class Memory(nn.Module, ABC):
 
     Subclasses differ in what they keep and for how long; projections, local attention, padding and
     caching are the layer's (`VortAttention`), so that comparisons compare memories alone.
+
+    Args:
+        settings: of the layer, each memory takes what concerns it; a `VortConfig` will do.
+        **options: or settings by name, see `LayerSettings`.
     """
+
+    keeps_state: ClassVar[bool] = True
+    """Whether a state stands for the past; without one a memory scores whole sequences only."""
+
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__()
+        self.settings = settings_of(type(self).__name__, settings, options)
+        self.num_heads, self.num_key_value_heads, self.head_dim = self.settings.head_sizes()
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the layer must compute the entropy of its local attention."""
+        return False
 
     @abstractmethod
     def forward(
@@ -98,3 +117,9 @@ class Memory(nn.Module, ABC):
     @abstractmethod
     def state_size(self, length: int = 0) -> int:
         """How many numbers are kept for one sequence after `length` tokens."""
+
+    def set_horizon(self, horizon: int) -> None:
+        """Re-calibrate the kernels for lags up to `horizon`, where they are made for one."""
+        raise TypeError(
+            f"set_horizon needs kernels made for a horizon, {type(self).__name__} has none"
+        )

@@ -1,78 +1,67 @@
-"""Memories that are one call of `retention`: feature map, routing, padding, state."""
+"""Memories that are one call of `retention`: feature map, routing, gates, padding, state."""
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.router import Routing
-from vort.ops.feature_maps import FEATURE_MAPS, FeatureMap, feature_map
-from vort.ops.retention import (
-    DEFAULT_EPS,
-    NORMALIZERS,
-    Normalizer,
-    RetentionState,
-    retention,
-)
+from vort.memories.settings import LayerSettings
+from vort.ops.feature_maps import FeatureMap, feature_map
+from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
-__all__ = ["RetentionMemory"]
+__all__ = ["Gates", "RetentionMemory", "Routing", "widen"]
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
-EPS_POSITIVE, EPS_SIGNED = DEFAULT_EPS, 1e-6
+EPS_SIGNED = 1e-6
+
+
+class Routing(NamedTuple):
+    """How tokens use the memory.
+
+    Attributes:
+        write: `[B, T, H, S]`, how much each token writes to each scale.
+        log_decay: `[S]` or `[H, S]`, log of what a scale keeps in one step.
+        read: `[B, T, H, S]`, how much each query reads of each; None: all alike.
+        order: `[B, T, H]`, the fractional order behind `write`; None where there is none.
+    """
+
+    write: Tensor
+    log_decay: Tensor
+    read: Tensor | None
+    order: Tensor | None
 
 
 class RetentionMemory(Memory):
     """A memory of S decaying states for each head; subclasses say who writes and reads what.
 
-    Args:
-        num_heads: H.
-        head_dim: D, of queries and keys.
-        value_dim: V.
-        features: name of a feature map, see `vort.ops.feature_maps`. The default is a learned one;
-            the paper's, "favor", has no parameters and tells fewer keys apart (docs/results.md).
-        num_features: its output dimension, where it is free; head_dim by default.
-        normalizer: "decayed", "undecayed" or "none", see `retention`.
-        include_self: whether a token may read what it writes.
+    Settings that all of them take: feature_map, num_features, normalizer, include_self.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        value_dim: int | None = None,
-        *,
-        features: str = "hedgehog",
-        num_features: int | None = None,
-        normalizer: Normalizer = "decayed",
-        include_self: bool = True,
-    ) -> None:
-        super().__init__()
-        if normalizer not in NORMALIZERS:
-            raise ValueError(
-                f"normalizer must be one of {', '.join(NORMALIZERS)}, got {normalizer!r}"
-            )
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.value_dim = head_dim if value_dim is None else value_dim
-        self.normalizer: Normalizer = normalizer
-        self.include_self = include_self
-        self.key_map = _feature_map(features, head_dim, num_features, num_heads)
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self.normalizer = cast("Normalizer", self.settings.normalizer)
+        self.include_self = self.settings.include_self
+        self.key_map = _feature_map(self.settings)
         # A learned map is one for queries and one for keys; any other must be the same for both.
         learned = any(True for _ in self.key_map.parameters())
-        self.query_map = (
-            _feature_map(features, head_dim, num_features, num_heads) if learned else None
-        )
+        self.query_map = _feature_map(self.settings) if learned else None
 
     @property
     @abstractmethod
-    def terms(self) -> int:
+    def num_scales(self) -> int:
         """S: states of each head."""
+
+    @property
+    def eps(self) -> float:
+        """What the normaliser has added: next to nothing, where features cannot cancel."""
+        return DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
 
     @abstractmethod
     def route(self, inputs: MemoryInputs) -> Routing:
-        """Who writes and reads how much of each time scale."""
+        """Who writes and reads how much of each scale."""
 
     def forward(
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
@@ -94,70 +83,106 @@ class RetentionMemory(Memory):
 
     def state_size(self, length: int = 0) -> int:
         """S matrices of features times values for each head, and what the normaliser needs."""
-        features = self.key_map.output_dim
-        sums = {"decayed": self.terms, "undecayed": 1, "none": 0}[self.normalizer]
-        return self.num_heads * features * (self.terms * self.value_dim + sums)
+        sums = {"decayed": self.num_scales, "undecayed": 1, "none": 0}[self.normalizer]
+        return self.num_heads * self.key_map.output_dim * (self.num_scales * self.head_dim + sums)
 
     def _retrieve(
         self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool
     ) -> tuple[Tensor, State | None]:
         """`retention` such that padding neither writes nor ages the state."""
         padding = inputs.padding
-        before = None if state is None else RetentionState(state["G"], state.get("b"))
-        tensors: list[Tensor | None] = [inputs.q, inputs.k, inputs.v, routing.write, routing.read]
-        if padding is None:
-            return self._call(tensors, routing.log_decay, before, output_state, inputs.cu_seqlens)
-        real = padding.real[..., None, None]
+        # Tokens stand before padding: whatever happens to the state after them, none sees.
+        if padding is None or (inputs.q.shape[1] > 1 and not output_state):
+            return self._call(inputs, routing, state, output_state)
         if inputs.q.shape[1] == 1:
-            output, after = self._call(tensors, routing.log_decay, before, output_state, None)
+            output, after = self._call(inputs, routing, state, output_state)
+            real = padding.real[..., None, None]
             return output * real, _only_where(padding.real[:, 0], after, state)
-        if not output_state:
-            # Tokens stand before padding: whatever happens to the state after them, none sees.
-            return self._call(tensors, routing.log_decay, before, False, None)
-        packed = [None if x is None else padding.pack(x) for x in tensors]
-        output, after = self._call(packed, routing.log_decay, before, True, padding.cu_seqlens)
+        q, k, v, write = (padding.pack(x) for x in (inputs.q, inputs.k, inputs.v, routing.write))
+        packed = replace(inputs, q=q, k=k, v=v, cu_seqlens=padding.cu_seqlens)
+        read = None if routing.read is None else padding.pack(routing.read)
+        output, after = self._call(packed, routing._replace(write=write, read=read), state, True)
         return padding.unpack(output), after
 
     def _call(
-        self,
-        tensors: list[Tensor | None],
-        log_decay: Tensor,
-        before: RetentionState | None,
-        output_state: bool,
-        cu_seqlens: Tensor | None,
+        self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool
     ) -> tuple[Tensor, State | None]:
-        q, k, v, write, read = tensors
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        assert write is not None
+        """`retention` of features, its state as named tensors."""
         output, after = retention(
-            q,
-            k,
-            v,
-            write,
-            log_decay,
-            read=read,
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            routing.write,
+            routing.log_decay,
+            read=routing.read,
             normalizer=self.normalizer,
             include_self=self.include_self,
-            initial_state=before,
+            initial_state=None if state is None else RetentionState(state["G"], state.get("b")),
             output_final_state=output_state,
-            cu_seqlens=cu_seqlens,
-            eps=EPS_POSITIVE if self.key_map.is_positive else EPS_SIGNED,
+            cu_seqlens=inputs.cu_seqlens,
+            eps=self.eps,
         )
         if after is None:
             return output, None
         return output, {"G": after.G} if after.b is None else {"G": after.G, "b": after.b}
 
 
-def _feature_map(name: str, head_dim: int, num_features: int | None, num_heads: int) -> FeatureMap:
-    """The map of a name; a learned one has weights for each head."""
-    if name not in FEATURE_MAPS:
-        raise ValueError(f"features must be one of {', '.join(FEATURE_MAPS)}, got {name!r}")
-    if name == "hedgehog":
+class Gates(nn.Module):
+    """What a token says about its own writing and reading.
+
+    A write gate in (0, 1) for each head, and positive read weights over its S scales. Read weights
+    are S · softmax: they average 1, and stay positive so that a normaliser made of them does. A
+    common factor would cancel in that normaliser, so a softmax gives nothing away. Both start from
+    a nearly constant value: all scales read alike, every token half written.
+
+    Shapes: hidden states `[B, T, hidden_size]`; gate `[B, T, H]`, read `[B, T, H, S]`, both
+    float32 (float64 for float64 inputs), None where settings switch them off.
+
+    >>> gates = Gates(LayerSettings(hidden_size=16, num_attention_heads=2), num_scales=8)
+    >>> gate, read = gates(torch.randn(1, 5, 16))
+    >>> gate.shape, read.shape, torch.allclose(read.mean(-1), torch.ones(1, 5, 2))
+    (torch.Size([1, 5, 2]), torch.Size([1, 5, 2, 8]), True)
+    """
+
+    def __init__(self, settings: LayerSettings, num_scales: int) -> None:
+        super().__init__()
+        size, heads = settings.hidden_size, settings.num_attention_heads
+        self.num_heads = heads
+        self.num_scales = num_scales
+        self.write = nn.Linear(size, heads) if settings.write_gate else None
+        # One scale leaves nothing to weigh.
+        weighs = settings.read_weights and num_scales > 1
+        self.read = nn.Linear(size, heads * num_scales) if weighs else None
+        for projection in (self.write, self.read):
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=0.02)
+                nn.init.zeros_(projection.bias)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """(gate, read) for every token."""
+        gate = read = None
+        if self.write is not None:
+            gate = torch.sigmoid(widen(self.write(hidden_states)))
+        if self.read is not None:
+            sizes = (self.num_heads, self.num_scales)
+            logits = widen(self.read(hidden_states)).unflatten(-1, sizes)
+            read = logits.softmax(-1) * self.num_scales
+        return gate, read
+
+
+def widen(x: Tensor) -> Tensor:
+    """At least float32: orders and weights in half precision would cost the kernel its shape."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _feature_map(settings: LayerSettings) -> FeatureMap:
+    """The map of the settings; a learned one has weights for each head."""
+    heads, _, head_dim = settings.head_sizes()
+    if settings.feature_map == "hedgehog":
         # As many features as FAVOR+ has by default, hence the same state.
-        return feature_map(name, head_dim, num_features or head_dim, num_heads=num_heads)
-    return feature_map(name, head_dim, num_features)
+        num_features = settings.num_features or head_dim
+        return feature_map("hedgehog", head_dim, num_features, num_heads=heads)
+    return feature_map(settings.feature_map, head_dim, settings.num_features)
 
 
 def _only_where(real: Tensor, after: State | None, before: State | None) -> State | None:

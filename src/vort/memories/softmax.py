@@ -1,9 +1,13 @@
-"""Full causal attention: every token kept, or the last so many."""
+"""Full causal attention: every token kept, the last so many, or those attended to most (H2O)."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.settings import LayerSettings
+from vort.ops.local_attention import apply_rope
 from vort.ops.local_attention.local import LocalState, attend_locally
 
 __all__ = ["SoftmaxMemory"]
@@ -12,43 +16,51 @@ __all__ = ["SoftmaxMemory"]
 class SoftmaxMemory(Memory):
     """Softmax attention over the whole past, its cache growing by one entry with every token.
 
-    Args:
-        num_heads: query heads.
-        head_dim: size of a head.
-        num_key_value_heads: key and value heads.
-        cache_size: keep this many tokens and no more, for comparisons at equal state size.
-        rope_base: base of RoPE; None: no RoPE.
+    `softmax_cache_size` keeps the last so many tokens and no more, for comparisons at equal state
+    size. `softmax_heavy_hitters` keeps so many by H2O's policy, see `keep_heavy_hitters`.
 
-    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
-    >>> memory = SoftmaxMemory(2, 8)
-    >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape
-    torch.Size([1, 5, 2, 8])
-    >>> memory.state_size(1000)
-    32000
+    >>> q, k, v = torch.randn(3, 1, 50, 2, 8)
+    >>> inputs = MemoryInputs(torch.randn(1, 50, 16), q, k, v)
+    >>> memory = SoftmaxMemory(hidden_size=16, num_attention_heads=2).eval()
+    >>> memory(inputs).output.shape, memory.state_size(1000)
+    (torch.Size([1, 50, 2, 8]), 32000)
+    >>> memory.keep_heavy_hitters(16)
+    >>> memory(inputs, output_state=True).state["k"].shape, memory.state_size(1000)
+    (torch.Size([1, 2, 16, 8]), 576)
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        num_key_value_heads: int | None = None,
-        *,
-        cache_size: int | None = None,
-        rope_base: float | None = 10000.0,
-    ) -> None:
-        super().__init__()
-        if cache_size is not None and cache_size < 1:
-            raise ValueError(f"cache_size must be at least 1, or None to grow, got {cache_size}")
-        self.num_heads = num_heads
-        self.head_dim = head_dim
-        self.num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
-        self.cache_size = cache_size
-        self.rope_base = rope_base
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self.cache_size = self.settings.softmax_cache_size
+        self.rope_base = self.settings.rope_theta
+        self.heavy_hitters: int | None = None
+        if self.settings.softmax_heavy_hitters is not None:
+            self.keep_heavy_hitters(self.settings.softmax_heavy_hitters)
+
+    def keep_heavy_hitters(self, budget: int) -> None:
+        """From now on, full attention in training and `budget` tokens a head at inference.
+
+        When the cache is full, the token that has received the least attention so far leaves it,
+        the most recent half of the budget excepted (Zhang et al. 2023). A policy for models
+        trained with full attention.
+        """
+        if budget < 2:
+            raise ValueError(f"budget must be at least 2 tokens, got {budget}")
+        if self.num_key_value_heads != self.num_heads:
+            raise ValueError(
+                "every head keeps tokens of its own: num_key_value_heads must be "
+                f"num_attention_heads = {self.num_heads}, got {self.num_key_value_heads}"
+            )
+        self.heavy_hitters = budget
 
     def forward(
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """Attention to the past; see `Memory`."""
+        if self.heavy_hitters is not None and not (
+            self.training and state is None and not output_state
+        ):
+            return self._among_heavy_hitters(inputs, state, output_state)
         plain = state is None and inputs.padding is None and inputs.cu_seqlens is None
         if plain and not output_state and self.cache_size is None:
             return MemoryOutput(self._whole(inputs))
@@ -70,6 +82,16 @@ class SoftmaxMemory(Memory):
         )
         return MemoryOutput(output, None if after is None else after._asdict())
 
+    def _among_heavy_hitters(
+        self, inputs: MemoryInputs, state: State | None, output_state: bool
+    ) -> MemoryOutput:
+        """Attention to what the cache holds, token by token."""
+        if inputs.cu_seqlens is not None:
+            raise ValueError("heavy hitters take one sequence a row: cu_seqlens must be None")
+        cache = _HeavyHitters(self, inputs, state)
+        outputs = [cache.step(t) for t in range(inputs.q.shape[1])]
+        return MemoryOutput(torch.stack(outputs, 1), cache.state() if output_state else None)
+
     def _room(self, inputs: MemoryInputs, state: State | None) -> LocalState | None:
         """The state, with empty slots behind for the tokens to come where the cache grows."""
         if state is None:
@@ -83,8 +105,6 @@ class SoftmaxMemory(Memory):
 
     def _whole(self, inputs: MemoryInputs) -> Tensor:
         """PyTorch's fused attention, for the case it covers."""
-        from vort.ops.local_attention import apply_rope
-
         q, k = inputs.q, inputs.k
         if self.rope_base is not None:
             position = torch.arange(q.shape[1], device=q.device)
@@ -95,6 +115,65 @@ class SoftmaxMemory(Memory):
         return o.transpose(1, 2)
 
     def state_size(self, length: int = 0) -> int:
-        """A key and a value for each token kept."""
+        """A key and a value for each token kept.
+
+        Of heavy hitters also a score and a position, for slots that exist from the start.
+        """
+        if self.heavy_hitters is not None:
+            return self.heavy_hitters * self.num_heads * (2 * self.head_dim + 2)
         kept = length if self.cache_size is None else self.cache_size
         return 2 * kept * self.num_key_value_heads * self.head_dim
+
+
+class _HeavyHitters:
+    """Keys, values, attention received and positions of the kept tokens, `[B, H, budget, ...]`."""
+
+    def __init__(self, memory: SoftmaxMemory, inputs: MemoryInputs, state: State | None) -> None:
+        q, k, v = inputs.q, inputs.k, inputs.v
+        batch, length, heads, size = k.shape
+        budget = memory.heavy_hitters
+        assert budget is not None
+        slots = (batch, heads, budget)
+        if state is None:
+            self.k, self.v = k.new_zeros(*slots, size), v.new_zeros(*slots, v.shape[-1])
+            self.score = torch.zeros(slots, device=k.device)
+            self.position = torch.full(slots, -1, device=k.device)
+            self.seen = torch.zeros(batch, dtype=torch.int64, device=k.device)
+        else:
+            self.k, self.v, self.seen = state["k"].clone(), state["v"].clone(), state["seen"]
+            self.score, self.position = state["score"].clone(), state["position"].clone()
+        if memory.rope_base is not None:
+            position = self.seen[:, None] + torch.arange(length, device=k.device)
+            q, k = (apply_rope(x, position, memory.rope_base) for x in (q, k))
+        self.rows = q * size**-0.5, k, v
+        self.real = None if inputs.padding is None else inputs.padding.real
+        self.recent = budget // 2
+
+    def step(self, t: int) -> Tensor:
+        """Take in token t and return what it finds, `[B, H, V]`; rows with padding stay as is."""
+        q, k, v = (x[:, t] for x in self.rows)
+        real = (
+            torch.ones_like(self.seen, dtype=torch.bool) if self.real is None else self.real[:, t]
+        )
+        slot = self._free_slot()
+        chosen = torch.zeros_like(self.score, dtype=torch.bool).scatter_(2, slot, True)
+        chosen &= real[:, None, None]
+        self.k = torch.where(chosen.unsqueeze(-1), k.unsqueeze(2), self.k)
+        self.v = torch.where(chosen.unsqueeze(-1), v.unsqueeze(2), self.v)
+        self.score = self.score.masked_fill(chosen, 0)
+        self.position = torch.where(chosen, self.seen[:, None, None], self.position)
+        logits = torch.einsum("bhd,bhsd->bhs", q, self.k).float()
+        weights = logits.masked_fill(self.position < 0, -torch.inf).softmax(-1)
+        self.score = self.score + torch.where(real[:, None, None], weights, 0)
+        self.seen = self.seen + real
+        return torch.einsum("bhs,bhsv->bhv", weights.to(self.v.dtype), self.v)
+
+    def _free_slot(self) -> Tensor:
+        """`[B, H, 1]`: an empty slot, else that of the lightest token that is not recent."""
+        recent = self.position >= self.seen[:, None, None] - self.recent
+        rank = self.score.masked_fill(recent, torch.inf).masked_fill(self.position < 0, -1)
+        return rank.argmin(-1, keepdim=True)
+
+    def state(self) -> State:
+        names = ("k", "v", "score", "position", "seen")
+        return {name: getattr(self, name) for name in names}

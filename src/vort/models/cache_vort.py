@@ -5,69 +5,73 @@ of a batch have seen equally many positions. Here padding counts for nothing, so
 own count, and the state is a handful of tensors of several shapes: hence a cache of our own.
 """
 
-# transformers leaves its own hooks untyped.
-# mypy: disable-error-code="no-untyped-call"
-
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
-from vort.memories.interface import State
+from vort.layers import LayerStates
 
-__all__ = ["VortCache", "VortCacheLayer"]
+__all__ = ["VortCache"]
 
 
-class VortCacheLayer(CacheLayerMixin):
-    """The state of one layer: named tensors whose first axis counts sequences."""
+class VortCache(LayerStates, Cache):
+    """States of all layers of a model: their size does not depend on how much they have seen.
 
-    is_croppable = False
-    supports_early_init = False
+    `LayerStates` that answer to what Hugging Face asks of a cache.
 
-    def __init__(self, *, static: bool = False) -> None:
-        super().__init__()
-        self.static = static
-        self.is_compileable = static
-        self.positions = 0
-        self.state: dict[str, Tensor] = {}
+    Args:
+        num_layers: layers of the model.
+        static: keep the tensors of the first call and overwrite them, so that addresses stay the
+            same (for CUDA graphs); else every call makes new ones.
 
-    def store(self, state: State, positions: int) -> None:
-        """Take a new state; static layers copy it into the buffers they have."""
-        self.positions += positions
-        fits = self.static and self._has_shapes_of(state)
-        if not fits:
-            self.state = {name: x.clone() if self.static else x for name, x in state.items()}
-            self.is_initialized = True
-            return
-        for name, x in state.items():
-            self.state[name].copy_(x)
+    >>> cache = VortCache(num_layers=2)
+    >>> cache.get_seq_length(), cache.nbytes
+    (0, 0)
+    """
 
-    def _has_shapes_of(self, state: State) -> bool:
-        """Whether all tensors fit: the cache of softmax attention grows and never does."""
-        return self.state.keys() == state.keys() and all(
-            self.state[name].shape == x.shape for name, x in state.items()
-        )
+    def __init__(self, num_layers: int, *, static: bool = False) -> None:
+        LayerStates.__init__(self, static=static)
+        # What Hugging Face would keep by layer is kept here, so it has no layers to look at.
+        Cache.__init__(self, layers=[])
+        self.num_layers = num_layers
 
-    def change(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Replace every tensor by a function of it."""
-        self.state = {name: function(x) for name, x in self.state.items()}
+    def __repr__(self) -> str:
+        return f"VortCache(num_layers={self.num_layers}, static={self.static})"
+
+    def __len__(self) -> int:
+        return self.num_layers
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether decoding steps can be compiled with it."""
+        return self.static
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether it holds anything; buffers of a static cache stay after `reset`."""
+        return bool(self.states)
+
+    @property
+    def is_croppable(self) -> bool:
+        """No: see `crop`."""
+        return False
 
     def reset(self) -> None:
-        """Forget everything; buffers of a static layer stay where they are."""
-        self.positions = 0
+        """Forget everything; buffers of a static cache stay where they are."""
+        self.positions = {}
         if self.static:
-            for x in self.state.values():
-                x.zero_()
+            for state in self.states.values():
+                for x in state.values():
+                    x.zero_()
         else:
-            self.state = {}
-            self.is_initialized = False
+            self.states = {}
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Take the rows that beam search goes on with."""
-        rows = {name: x.index_select(0, beam_idx.to(x.device)) for name, x in self.state.items()}
-        self.store(rows, 0)
+        for index, state in self.states.items():
+            rows = {name: x.index_select(0, beam_idx.to(x.device)) for name, x in state.items()}
+            self.store_state(index, rows, 0)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
@@ -85,75 +89,21 @@ class VortCacheLayer(CacheLayerMixin):
                 "may have to be taken back"
             )
 
-    def get_seq_length(self) -> int:
+    def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns seen so far, padding included."""
-        return self.positions
+        return self.positions.get(layer_idx, 0)
 
-    def get_max_length(self) -> int:
+    def get_max_length(self, layer_idx: int | None = None) -> int:
         """No limit."""
         return -1
 
     # The name of the former in transformers before 5.2x.
     get_max_cache_shape = get_max_length
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """(length, offset) of a mask over all columns."""
-        return self.positions + query_length, 0
+        return self.get_seq_length(layer_idx) + query_length, 0
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing to do: the first state brings its shapes."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: keys and values are not what is kept here."""
         raise NotImplementedError("a VortCache keeps states, not keys and values: use store_state")
-
-    def offload(self) -> None:
-        """Move the state to the CPU."""
-        self._device = next((x.device for x in self.state.values()), torch.device("cpu"))
-        self.change(lambda x: x.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        """Move the state back to where it was before `offload`."""
-        device = getattr(self, "_device", None)
-        if device is not None:
-            self.change(lambda x: x.to(device, non_blocking=True))
-
-
-class VortCache(Cache):
-    """States of all layers of a model: their size does not depend on how much they have seen.
-
-    Args:
-        num_layers: layers of the model.
-        static: keep the tensors of the first call and overwrite them, so that addresses stay the
-            same (for CUDA graphs); else every call makes new ones.
-
-    >>> cache = VortCache(num_layers=2)
-    >>> cache.get_seq_length(), cache.nbytes
-    (0, 0)
-    """
-
-    layers: list[VortCacheLayer]  # type: ignore[assignment]
-
-    def __init__(self, num_layers: int, *, static: bool = False) -> None:
-        super().__init__(layers=[VortCacheLayer(static=static) for _ in range(num_layers)])
-
-    def load_state(self, layer_idx: int) -> State | None:
-        """The state of a layer, or None before its first call."""
-        return self.layers[layer_idx].state or None
-
-    def store_state(self, layer_idx: int, state: State, positions: int) -> None:
-        """Keep the state of a layer after `positions` more columns."""
-        self.layers[layer_idx].store(state, positions)
-
-    def detach(self) -> "VortCache":
-        """Cut back-propagation through time here, in place."""
-        for layer in self.layers:
-            layer.change(torch.Tensor.detach)
-        return self
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all states."""
-        return sum(
-            x.numel() * x.element_size() for layer in self.layers for x in layer.state.values()
-        )

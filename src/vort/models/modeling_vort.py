@@ -14,12 +14,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from vort.layers import RMSNorm
-from vort.models.building import attention_of, mlp_width
+from vort.layers import RMSNorm, VortAttention
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 
-__all__ = ["VortForCausalLM", "VortModel"]
+__all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
 
 @dataclass
@@ -57,7 +56,7 @@ class VortBlock(GradientCheckpointingLayer):
     def __init__(self, config: VortConfig, layer_idx: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = attention_of(config, layer_idx)
+        self.self_attn = VortAttention(config, layer_idx=layer_idx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
@@ -320,6 +319,50 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             if entity_mask.shape[1] >= length and length > 1:
                 inputs["entity_mask"] = entity_mask[:, -length:]
         return inputs
+
+
+def mlp_width(config: VortConfig) -> int:
+    """Width of the MLP: intermediate_size, corrected so that models compare at equal size.
+
+    Memories and options differ in parameters by several percent in small models. With
+    `match_parameters` a layer has as many as one of the same sizes with all options at their
+    defaults: what its attention has more, its MLP has less. Widths are multiples of 8, which
+    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %.
+
+    >>> mlp_width(VortConfig()) == VortConfig().intermediate_size
+    True
+    >>> mlp_width(VortConfig(memory="none")) > mlp_width(VortConfig())
+    True
+    """
+    if config.mlp_size is not None:
+        return config.mlp_size
+    width = config.intermediate_size
+    assert width is not None
+    if not config.match_parameters:
+        return width
+    default = VortConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        attention_bias=config.attention_bias,
+    )
+    missing = _parameters_of_attention(default) - _parameters_of_attention(config)
+    matched = width + round(missing / (3 * config.hidden_size))
+    if matched < 1:
+        raise ValueError(
+            f"intermediate_size must leave room for {-missing} parameters that attention has more "
+            f"than by default, got {width}; or set match_parameters=False"
+        )
+    rounded = max(8, 8 * round(matched / 8))
+    unit = 3 * config.hidden_size
+    whole = _parameters_of_attention(config) + matched * unit
+    return rounded if abs(rounded - matched) * unit < 0.01 * whole else matched
+
+
+def _parameters_of_attention(config: VortConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in VortAttention(config).parameters())
 
 
 def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,16 @@ import torch
 from torch import Tensor
 
 import vort
+from vort.memories import LayerSettings
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.modeling_vort import VortForCausalLM
-from vort.models.sampling import check_sampling, sample_token
 from vort.models.session_file import read_state, update_digest, write_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["VortSession"]
+__all__ = ["VortSession", "sample_token"]
 
 # What a saved memory does not depend on: which tokens are special, and defaults of calls.
 _IRRELEVANT = {"pad_token_id", "bos_token_id", "eos_token_id", "use_cache"}
@@ -129,7 +130,7 @@ class VortSession:
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
-        check_sampling(temperature, top_k, top_p)
+        _check_sampling(temperature, top_k, top_p)
         self.logits  # noqa: B018  # raises here, not at the first token
         if seed is not None:
             self._generator.manual_seed(seed)
@@ -147,21 +148,20 @@ class VortSession:
 
     def branch(self) -> "VortSession":
         """An independent copy, random numbers included; the model is shared."""
-        copy = VortSession(self.model, self.tokenizer, chunk_size=self.chunk_size)
-        copy.tokens_seen = self.tokens_seen
-        copy._logits = self._logits
-        copy._generator.set_state(self._generator.get_state())
-        for mine, its in zip(self._cache.layers, copy._cache.layers, strict=True):
-            its.store({name: x.clone() for name, x in mine.state.items()}, mine.positions)
-        return copy
+        other = VortSession(self.model, self.tokenizer, chunk_size=self.chunk_size)
+        other.tokens_seen = self.tokens_seen
+        other._logits = self._logits
+        other._generator.set_state(self._generator.get_state())
+        other._cache = self._cache.copy().change(torch.clone)
+        return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the session to one safetensors file, whole or not at all."""
         tensors = {"generator": self._generator.get_state()}
         if self._logits is not None:
             tensors["logits"] = self._logits
-        for index, layer in enumerate(self._cache.layers):
-            tensors |= {f"layers.{index}.{name}": x for name, x in layer.state.items()}
+        for index, state in self._cache.states.items():
+            tensors |= {f"layers.{index}.{name}": x for name, x in state.items()}
         about = {
             "vort": vort.__version__,
             "torch": torch.__version__,
@@ -186,13 +186,12 @@ class VortSession:
         session.tokens_seen = about["tokens_seen"]
         session._generator.set_state(tensors.pop("generator"))
         session._logits = tensors.pop("logits", None)
-        states: list[dict[str, Tensor]] = [{} for _ in session._cache.layers]
+        states: dict[int, dict[str, Tensor]] = defaultdict(dict)
         for key, x in tensors.items():
             _, layer, name = key.split(".", 2)
             states[int(layer)][name] = x.to(model.device)
-        for index, state in enumerate(states):
-            if state:
-                session._cache.store_state(index, state, session.tokens_seen)
+        for index, state in states.items():
+            session._cache.store_state(index, state, session.tokens_seen)
         return session
 
     def _as_ids(self, tokens: str | Sequence[int] | Tensor) -> Tensor:
@@ -213,8 +212,7 @@ class VortSession:
     @torch.no_grad()
     def _read(self, ids: Tensor, entity_mask: Tensor | None) -> None:
         """Feed one piece. If anything goes wrong on the way, the session is as it was before."""
-        layers = self._cache.layers
-        former = self._logits, self.tokens_seen, [(x.state, x.positions) for x in layers]
+        former = self._logits, self.tokens_seen, self._cache.copy()
         device = self.model.device
         try:
             found = self.model(
@@ -227,15 +225,11 @@ class VortSession:
             )
             if len(ids) > 1:
                 # States may be views of all that the piece needed; keep what is theirs alone.
-                for layer in layers:
-                    layer.change(torch.Tensor.clone)
+                self._cache.change(torch.clone)
             self._logits = found.logits[0, -1].float().cpu()
             self.tokens_seen += len(ids)
         except BaseException:  # an interrupt by the user too
-            self._logits, self.tokens_seen, states = former
-            for layer, (state, positions) in zip(layers, states, strict=True):
-                layer.state, layer.positions = state, positions
-                layer.is_initialized = bool(state)
+            self._logits, self.tokens_seen, self._cache = former
             raise
 
     def _generate(
@@ -265,6 +259,53 @@ class VortSession:
                 "VortSession(model, tokenizer), or feed token ids"
             )
         return self.tokenizer
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise if a setting is out of range."""
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {top_p}")
+
+
+def sample_token(
+    logits: Tensor,
+    generator: torch.Generator,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> int:
+    """One token drawn from `logits` `[vocab_size]`; the likeliest if temperature is 0.
+
+    Args:
+        logits: unnormalised log-probabilities.
+        generator: where randomness comes from.
+        temperature: below 1 sharpens, above 1 flattens.
+        top_k: draw from the k likeliest tokens alone.
+        top_p: draw from the fewest likeliest tokens that hold this much probability.
+
+    >>> sample_token(torch.tensor([0.0, 2.0, 1.0]), torch.Generator(), temperature=0)
+    1
+    """
+    if temperature == 0:
+        return int(logits.argmax())
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+    probabilities = logits.softmax(-1)
+    if top_p is not None:
+        probabilities = _nucleus(probabilities, top_p)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zero all but the likeliest tokens up to and including the one that reaches `top_p`."""
+    ordered, tokens = probabilities.sort(descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(probabilities).scatter(-1, tokens, ordered * (before < top_p))
 
 
 def _end_tokens(config: VortConfig) -> tuple[int, ...]:
@@ -300,7 +341,8 @@ def _as_text(tokens: Iterator[int], tokenizer: "PreTrainedTokenizerBase") -> Ite
 
 
 def _config_digest(model: VortForCausalLM) -> str:
-    names = [name for name in VortConfig.__annotations__ if name not in _IRRELEVANT]
+    known = {**LayerSettings.__annotations__, **VortConfig.__annotations__}
+    names = [name for name in known if name not in _IRRELEVANT]
     settings = {name: getattr(model.config, name) for name in names}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

@@ -7,8 +7,13 @@ descends on it with the step of theorem plasticity; `retrieval_objective` adds i
 from vort.plasticity.descent import Descent, descend
 from vort.plasticity.exact import retrieval_loss_exact, retrieval_scores, retrieval_weights
 from vort.plasticity.loss import retrieval_loss
-from vort.plasticity.memories import memory_features, memory_retrieval_loss, record_memories
-from vort.plasticity.objective import model_retrieval_loss, retrieval_objective
+from vort.plasticity.objective import (
+    memory_features,
+    memory_retrieval_loss,
+    model_retrieval_loss,
+    record_memories,
+    retrieval_objective,
+)
 from vort.plasticity.refinement import LayerScores, order_loss, refine_by_layer, refine_orders
 from vort.plasticity.retrievals import Retrievals
 

@@ -159,7 +159,7 @@ def _log_total_by_blocks(
 def _log_total_of_block(
     asking: Tensor, reading: Tensor | None, k: Tensor, write: Tensor, decay: Tensor, queries: Tensor
 ) -> Tensor:
-    """`[B, n, H]` for queries `[B, n]`; pairs are `[B, H, n, T]`, and no axis of time scales."""
+    """`[B, n, H]` for queries `[B, n]`; pairs are `[B, H, n, T]`, and no axis of scales."""
     position = torch.arange(k.shape[1], device=k.device)
     lag = queries[..., None] - position
     seen = lag[:, None] >= 1

@@ -9,8 +9,9 @@ from vort.lab.experiments.cell import SCALES, Scale
 from vort.lab.experiments.registry import EXPERIMENTS
 from vort.lab.experiments.tuned import trials_for
 from vort.lab.experiments.tuning import SEED, best_of, search_cells
+from vort.layers import VortAttention
 from vort.models import VortConfig
-from vort.models.building import attention_of, mlp_width
+from vort.models.modeling_vort import mlp_width
 
 BOOKS = Path("somewhere")
 
@@ -30,7 +31,7 @@ def test_models_of_a_table_have_equally_many_parameters(name: str, scale: Scale)
     sizes = {}
     for cell in EXPERIMENTS[name].cells(scale, BOOKS):
         config = VortConfig(**cell.config)
-        attention = sum(x.numel() for x in attention_of(config).parameters())
+        attention = sum(x.numel() for x in VortAttention(config).parameters())
         embeddings = 2 * 300 * config.hidden_size
         sizes[cell.model] = attention + 3 * config.hidden_size * mlp_width(config) + embeddings
     assert max(sizes.values()) / min(sizes.values()) < 1.02, sizes

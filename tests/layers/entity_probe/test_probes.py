@@ -77,7 +77,7 @@ def test_the_shipped_file_is_small_and_says_where_it_comes_from() -> None:
     file = resources.files("vort.layers.entity_probe") / "linear_probe.safetensors"
     assert len(file.read_bytes()) < 250_000
     about = LinearProbe.pretrained().metadata
-    assert about["command"].startswith("vort probe train --data")
+    assert about["command"].startswith("python tools/train_entity_probe.py train --data")
     assert about["seed"] == 0
     assert {name: len(part) for name, part in about["split"].items()} == {
         "train": 65,

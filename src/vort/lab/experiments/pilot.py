@@ -66,10 +66,10 @@ _ONCE: dict[Scale, tuple[str, ...]] = {
 
 def state_of(scale: Scale, settings: Mapping[str, Any]) -> int:
     """Numbers that a layer of the recall tables keeps while decoding."""
+    from vort.layers import VortAttention
     from vort.models import VortConfig
-    from vort.models.building import attention_of
 
-    return attention_of(VortConfig(**recall_config(scale, dict(settings)))).state_size()
+    return VortAttention(VortConfig(**recall_config(scale, dict(settings)))).state_size()
 
 
 def cells(scale: Scale, data: Path | None = None) -> list[Cell]:

@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vort.layers.entity_probe.linear_probe import shipped_probe
-from vort.layers.entity_probe.protocol import EntityProbe, Span
+from vort.layers.entity_probe.probes import EntityProbe, Span, shipped_probe
 from vort.layers.entity_probe.words import settled_at
 
 if TYPE_CHECKING:

@@ -13,11 +13,18 @@ from vort.ops.gpu.launcher import kernels_take
 __all__ = ["order_weights"]
 
 
-def order_weights(basis: PowerLawBasis, order: Tensor, gate: Tensor | None = None) -> Tensor:
+def order_weights(
+    basis: PowerLawBasis,
+    order: Tensor,
+    gate: Tensor | None = None,
+    *,
+    validate: bool | None = False,
+) -> Tensor:
     """Return `basis.weights(order)` times `gate`, which all scales of a token share.
 
     Shapes: order and gate `[...]`, the result `[..., S]` float32 (float64 for float64 orders).
-    Orders are not checked: they must lie in [order_min, 1].
+    Orders must lie in [order_min, 1]; `validate` says whether they are checked, None as in
+    `PowerLawBasis.weights`.
 
     Example:
         >>> basis = PowerLawBasis.fit(horizon=1000, terms=8)
@@ -28,7 +35,7 @@ def order_weights(basis: PowerLawBasis, order: Tensor, gate: Tensor | None = Non
         from .triton import order_weights_fused
 
         return order_weights_fused(basis.polynomials_on(order.device, order.dtype), order, gate)
-    weights = basis.weights(order, validate=False)
+    weights = basis.weights(order, validate=validate)
     return weights if gate is None else weights * gate.unsqueeze(-1)
 
 

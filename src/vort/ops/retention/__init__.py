@@ -11,7 +11,7 @@ from vort.ops.retention.inputs import DEFAULT_EPS, NORMALIZERS, Normalizer
 from vort.ops.retention.interface import BACKENDS, Backend, explain_backend, retention
 from vort.ops.retention.minimal import retention_minimal
 from vort.ops.retention.recurrent import retention_step
-from vort.ops.retention.routing import Basis, paper_banks, shared_basis
+from vort.ops.retention.routing import paper_banks, shared_basis
 from vort.ops.retention.state import RetentionState, empty_state
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "DEFAULT_EPS",
     "NORMALIZERS",
     "Backend",
-    "Basis",
     "Normalizer",
     "RetentionState",
     "empty_state",

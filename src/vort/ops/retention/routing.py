@@ -1,41 +1,41 @@
 """From a token's order to what it writes: the shared-rate basis, or the paper's banks."""
 
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vort.fractional import PowerLawBasis
 from vort.fractional.bounds import bank_orders
 from vort.fractional.quadrature import legendre_soe
+from vort.ops.order_weights import order_weights
 
-__all__ = ["Basis", "nearest_bank", "paper_banks", "shared_basis"]
-
-
-class Basis(Protocol):
-    """Rates shared by all orders, and weights for each: `w_j(order) ~ sum_s c_s exp(l_s j)`."""
-
-    @property
-    def log_decay(self) -> Tensor:
-        """[S], at most 0."""
-        ...
-
-    def weights(self, order: Tensor) -> Tensor:
-        """[...] to [..., S], differentiable."""
-        ...
+__all__ = ["nearest_bank", "paper_banks", "shared_basis"]
 
 
-def shared_basis(order: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
+def shared_basis(
+    order: Tensor,
+    basis: PowerLawBasis,
+    gate: Tensor | None = None,
+    *,
+    validate: bool | None = None,
+) -> tuple[Tensor, Tensor]:
     """write `[B, T, H, S]` and log_decay `[S]` for orders `[B, T, H]`: one set of states for all.
 
-    >>> from vort.fractional import PowerLawBasis
+    Args:
+        order: in [order_min, 1] of the basis.
+        basis: rates and weights.
+        gate: `[B, T, H]`, scales all that a token writes; None: 1.
+        validate: check the orders; by default only where that costs no synchronisation.
+
     >>> order = torch.full((1, 5, 2), 0.7)
     >>> write, log_decay = shared_basis(order, PowerLawBasis.fit(horizon=1000, terms=8))
     >>> write.shape, log_decay.shape
     (torch.Size([1, 5, 2, 8]), torch.Size([8]))
     """
-    return basis.weights(order), basis.log_decay.to(order.device)
+    write = order_weights(basis, order, gate, validate=validate)
+    return write, basis.log_decay_on(order.device)
 
 
 def paper_banks(

@@ -35,15 +35,15 @@ def cost_of_layer(config: dict[str, Any], settings: dict[str, Any]) -> dict[str,
 
 def _cost() -> None:
     """Read a request, print the measurement: what `cost_of_layer` starts."""
+    from vort.layers import VortAttention
     from vort.models import VortConfig
-    from vort.models.building import attention_of
 
     request = json.loads(sys.stdin.read())
     length, batch = request["length"], request["batch"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = VortConfig(**request["config"])
-    layer = attention_of(config).to(device)
+    layer = VortAttention(config).to(device)
     x = torch.randn(batch, length, config.hidden_size, device=device, requires_grad=True)
 
     def forward() -> Tensor:

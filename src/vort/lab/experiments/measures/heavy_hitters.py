@@ -19,17 +19,12 @@ def heavy_hitters(
         state_numbers: what decoding may keep for one sequence and layer; as many tokens as fit.
         sequences: of the test split; the policy goes token by token, which takes its time.
     """
-    from vort.memories import HeavyHitterMemory
-
     size = 0
     for block in model.model.layers:
-        full = block.self_attn.memory
-        per_token = full.num_heads * (2 * full.head_dim + 2)
+        memory = block.self_attn.memory
+        per_token = memory.num_heads * (2 * memory.head_dim + 2)
         budget = max(2, state_numbers // per_token)
-        kept = HeavyHitterMemory(
-            full.num_heads, full.head_dim, budget=budget, rope_base=full.rope_base
-        )
-        block.self_attn.memory = kept
-        size += kept.state_size()
+        memory.keep_heavy_hitters(budget)
+        size += memory.state_size()
     found = by_lag(model, task, config, sequences=sequences)
     return {**found, "budget": budget, "state_numbers": size}

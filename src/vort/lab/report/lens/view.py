@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vort.memories import Routing
 from vort.memories.interface import MemoryInputs
-from vort.memories.retention_memory import EPS_POSITIVE, EPS_SIGNED, RetentionMemory
-from vort.memories.router import Routing
+from vort.memories.retention_memory import RetentionMemory
 from vort.ops.retention import retention
 
 if TYPE_CHECKING:
@@ -159,8 +159,7 @@ def _denominator(memory: RetentionMemory, q: Tensor, k: Tensor, routing: Routing
         normalizer="none",
         include_self=memory.include_self,
     )
-    eps = EPS_POSITIVE if memory.key_map.is_positive else EPS_SIGNED
-    return total[..., 0].abs() + eps
+    return total[..., 0].abs() + memory.eps
 
 
 def _heads_first(x: Tensor) -> Floats:

@@ -5,13 +5,18 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.train_entity_probe import (
+    Novel,
+    Score,
+    app,
+    fit_probe,
+    read_litbank,
+    score_probe,
+    split_novels,
+)
 from typer.testing import CliRunner
 
-from vort.lab.commands.probe import app
 from vort.layers.entity_probe import LinearProbe, RuleProbe
-from vort.layers.entity_probe.litbank import Novel, read_litbank, split_novels
-from vort.layers.entity_probe.scoring import score_probe
-from vort.layers.entity_probe.training import fit_probe
 
 SENTENCES = [
     '" Come , " said the late Mr. Brown of Leeds .',
@@ -85,6 +90,11 @@ def test_a_probe_learns_the_names_it_is_shown(small_litbank: Path, causal: bool)
     novels = read_litbank(small_litbank)
     fit = fit_probe(novels[:3], novels[3:5], causal=causal, buckets=1024, penalties=(0.01,))
     assert score_probe(fit.probe, novels[5:]).f1 == 1.0
+
+
+def test_f1_is_the_harmonic_mean_of_precision_and_recall() -> None:
+    score = Score(found=8, spurious=2, missed=2)
+    assert (score.precision, score.recall, score.f1) == (0.8, 0.8, 0.8)
 
 
 def test_absent_data_is_reported(tmp_path: Path) -> None:

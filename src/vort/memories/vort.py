@@ -1,0 +1,189 @@
+"""VORT's memory: every token decays by an order of its own, which a router computes."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vort.fractional import PowerLawBasis
+from vort.fractional.bounds import bank_orders
+from vort.memories.interface import MemoryInputs
+from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
+from vort.memories.settings import LayerSettings, settings_of
+from vort.ops.retention import paper_banks, shared_basis
+from vort.ops.retention.routing import nearest_bank
+
+__all__ = ["OrderProjection", "Router", "VortMemory", "fit_basis"]
+
+
+class VortMemory(RetentionMemory):
+    """Retrieval through the orders of a `Router`.
+
+    >>> memory = VortMemory(hidden_size=16, num_attention_heads=2, horizon=1000)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
+    >>> result = memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v), output_state=True)
+    >>> result.output.shape, result.order.shape, result.state["G"].shape
+    (torch.Size([1, 5, 2, 8]), torch.Size([1, 5, 2]), torch.Size([1, 2, 8, 8, 8]))
+    """
+
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self.router = Router(self.settings)
+
+    @property
+    def num_scales(self) -> int:
+        """S: states of each head."""
+        return self.router.num_scales
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the router sees the entropy of local attention."""
+        return self.router.use_entropy
+
+    def route(self, inputs: MemoryInputs) -> Routing:
+        """Write and read weights from the order of each token (eq. routing)."""
+        return self.router(inputs.hidden_states, inputs.entropy, inputs.entity)  # type: ignore[no-any-return]
+
+    def set_horizon(self, horizon: int) -> None:
+        """Re-calibrate the kernels for lags up to `horizon`; see `Router.set_horizon`."""
+        self.router.set_horizon(horizon)
+
+
+class Router(nn.Module):
+    """order = d + (1 - d) sigmoid(W [x; H; e] + b) for each head, and the writing that follows.
+
+    Args:
+        settings: of the layer: routing, horizon, num_scales, num_banks, order_min (the d above),
+            order_start, use_entropy, use_entity, write_gate, read_weights.
+        **options: or the same by name.
+
+    >>> router = Router(hidden_size=16, num_attention_heads=2, horizon=1000)
+    >>> routing = router(torch.randn(1, 5, 16))
+    >>> routing.write.shape, routing.read.shape, routing.order.shape
+    (torch.Size([1, 5, 2, 8]), torch.Size([1, 5, 2, 8]), torch.Size([1, 5, 2]))
+    """
+
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__()
+        s = settings_of("Router", settings, options)
+        self.num_heads = s.num_attention_heads
+        self.routing = s.routing
+        self.order_min = s.order_min
+        self.use_entropy = s.use_entropy
+        self.use_entity = s.use_entity
+        self._rule = (s.num_banks, s.num_scales)
+        self._calibrate(s.horizon)
+        width = s.hidden_size + self.use_entropy * self.num_heads + self.use_entity
+        self.order = OrderProjection(width, self.num_heads, s.order_start)
+        self.gates = Gates(s, self.num_scales)
+
+    @property
+    def num_scales(self) -> int:
+        """S: scales, and so states, of each head."""
+        return len(self._log_decay)
+
+    def set_horizon(self, horizon: int) -> None:
+        """Re-calibrate the kernels for lags up to `horizon`; learned weights stay as they are.
+
+        The number of scales stays too, since the read weights have one output for each: at a longer
+        horizon the same number is a little less exact (see `basis.certificate`). Scales keep their
+        places from slow to fast; the slower one is, the more it slows. States made before the call
+        have decayed at the former rates and must be thrown away.
+        """
+        self._calibrate(horizon)
+
+    def forward(
+        self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None
+    ) -> Routing:
+        """Write weights, decays, read weights and orders of every token.
+
+        Args:
+            hidden_states: `[B, T, hidden_size]`.
+            entropy: `[B, T, H]` of the local attention; zeros if absent.
+            entity: `[B, T]`, 1 within a named entity; zeros if absent.
+        """
+        order = self.orders(hidden_states, entropy, entity)
+        gate, read = self.gates(hidden_states)
+        if self.routing == "continuous":
+            # Orders lie in range by construction, but for rounding.
+            write, log_decay = shared_basis(order, self.basis, gate, validate=False)
+            return Routing(write, log_decay, read, order)
+        write = nearest_bank(order, self._bank_orders.to(order)) @ self._bank_table.to(order)
+        write = write if gate is None else write * gate.unsqueeze(-1)
+        return Routing(write, self.log_decay(order.device), read, order)
+
+    def orders(
+        self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None
+    ) -> Tensor:
+        """The order of every token and head, `[B, T, H]` in [order_min, 1] (eq. routing)."""
+        parts = [hidden_states]
+        shape = hidden_states.shape[:2]
+        if self.use_entropy:
+            absent = hidden_states.new_zeros(*shape, self.num_heads)
+            parts.append(absent if entropy is None else entropy.to(hidden_states.dtype))
+        if self.use_entity:
+            absent = hidden_states.new_zeros(*shape, 1)
+            parts.append(absent if entity is None else entity.to(hidden_states.dtype).unsqueeze(-1))
+        logits = widen(self.order(torch.cat(parts, -1) if len(parts) > 1 else hidden_states))
+        return self.order_min + (1 - self.order_min) * torch.sigmoid(logits)
+
+    def log_decay(self, device: torch.device) -> Tensor:
+        """`[S]` float32 on a device, kept there: not a buffer, since `.to(bfloat16)` would ruin it.
+
+        Half precision would put rates off by up to 0.4 %, and a kernel off by far more.
+        """
+        if device not in self._on_device:
+            self._on_device[device] = self._log_decay.to(device)
+        return self._on_device[device]
+
+    def _calibrate(self, horizon: int) -> None:
+        """Rates and weights for a horizon."""
+        self.horizon = horizon
+        self._on_device: dict[torch.device, Tensor] = {}
+        banks, scales = self._rule
+        if self.routing == "continuous":
+            self.basis = fit_basis(horizon, scales, self.order_min)
+            self._log_decay = self.basis.log_decay
+            return
+        # Constants, so not on the meta device where Hugging Face builds a model to be loaded.
+        with torch.device("cpu"):
+            # What a token that sits exactly on a bank writes: row k of the table is bank k's rule.
+            orders = torch.from_numpy(bank_orders(banks, self.order_min))
+            table, decay = paper_banks(
+                orders.view(1, -1, 1), banks, scales, horizon, order_min=self.order_min
+            )
+        self._bank_orders, self._bank_table = orders.float(), table[0, :, 0].float()
+        self._log_decay = decay.float()
+
+    def extra_repr(self) -> str:
+        """What the kernels are made for."""
+        return f"routing={self.routing!r}, horizon={self.horizon}, num_scales={self.num_scales}"
+
+
+class OrderProjection(nn.Linear):
+    """W [x; H; e] + b, where heads begin at orders spread from short to long memory, or at one.
+
+    start: where all heads begin, as a share of [order_min, 1]; None: spread.
+    """
+
+    def __init__(self, width: int, heads: int, start: float | None = None) -> None:
+        self.start = start  # first: the constructor draws the weights
+        super().__init__(width, heads)
+
+    def reset_parameters(self) -> None:
+        """Small weights, and biases at the logits of the starting shares of [order_min, 1]."""
+        nn.init.normal_(self.weight, std=0.02)
+        heads = self.out_features
+        # From a quick memory to a nearly lossless one; a head alone starts at the paper's 0.7.
+        shares = torch.linspace(0.25, 0.95, heads) if heads > 1 else torch.tensor([0.7])
+        if self.start is not None:
+            shares = torch.full((heads,), self.start)
+        with torch.no_grad():
+            self.bias.copy_(torch.logit(shares))
+
+
+@lru_cache(maxsize=64)
+def fit_basis(horizon: int, num_scales: int, order_min: float) -> PowerLawBasis:
+    """`PowerLawBasis.fit`, remembered: a fit takes seconds, and layers ask for the same one."""
+    return PowerLawBasis.fit(horizon, num_scales, order_min=order_min)

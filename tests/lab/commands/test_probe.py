@@ -1,0 +1,44 @@
+"""`vort probe`: a text, a file, standard input; what is none of them is an error."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vort.lab.commands.probe import app
+
+TEXT = "Then old Mr. Darcy spoke to Elizabeth."
+
+
+@pytest.mark.parametrize("given", ["text", "file", "-"])
+@pytest.mark.parametrize("options", [[], ["--rules"]])
+def test_names_are_shown_with_their_spans(tmp_path: Path, given: str, options: list[str]) -> None:
+    file = tmp_path / "page.txt"
+    file.write_text(TEXT)
+    argument = {"text": TEXT, "file": str(file), "-": "-"}[given]
+    done = CliRunner().invoke(app, ["show", argument, *options], input=TEXT)
+    assert done.exit_code == 0, done.output
+    rows = [line.split("\t") for line in done.output.splitlines()]
+    assert [(TEXT[int(start) : int(end)], name) for start, end, name in rows] == [
+        ("Mr. Darcy", "Mr. Darcy"),
+        ("Elizabeth", "Elizabeth"),
+    ]
+
+
+def test_probes_are_compared_name_by_name() -> None:
+    done = CliRunner().invoke(app, ["compare", TEXT])
+    assert done.exit_code == 0, done.output
+    (elizabeth,) = [line for line in done.output.splitlines() if "Elizabeth" in line]
+    assert elizabeth.endswith("rules; rules, causal; linear; linear, causal")
+
+
+@pytest.mark.parametrize("command", ["show", "compare"])
+@pytest.mark.parametrize("path", ["nowhere.txt", "no/such/page"])
+def test_a_path_that_leads_nowhere_is_an_error(command: str, path: str) -> None:
+    done = CliRunner().invoke(app, [command, path])
+    assert done.exit_code == 2
+    assert path in done.output
+
+
+def test_one_word_is_a_text() -> None:
+    assert CliRunner().invoke(app, ["show", "rain"]).exit_code == 0

@@ -1,0 +1,121 @@
+"""Settings are spelled once and carried to the end: none is lost on its way to the layer."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from tests.layers.cases import HIDDEN, SIZES
+from vort.lab.experiments.models import MODELS
+from vort.layers import LayerStates, VortAttention
+from vort.memories import MEMORIES, PAPER, LayerSettings
+from vort.models import VortConfig, VortModel
+
+NAMES = [field.name for field in fields(LayerSettings)]
+# For each setting another value, and the settings under which it matters.
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "hidden_size": (32, {}),
+    "num_attention_heads": (4, {}),
+    "num_key_value_heads": (1, {}),
+    "head_dim": (4, {}),
+    "sliding_window": (3, {}),
+    "rope_theta": (None, {}),
+    "memory": ("gla", {}),
+    "routing": ("banks", {}),
+    "horizon": (500, {}),
+    "num_scales": (6, {}),
+    "num_banks": (4, {"routing": "banks"}),
+    "order_min": (0.2, {}),
+    "order_start": (0.6, {}),
+    "feature_map": ("elu", {}),
+    "num_features": (4, {}),
+    "normalizer": ("none", {}),
+    "include_self": (False, {}),
+    "use_entropy": (False, {}),
+    "use_entity": (True, {}),
+    "write_gate": (False, {}),
+    "read_weights": (False, {}),
+    "conv_size": (3, {}),
+    "qk_norm": (False, {}),
+    "output_norm": (False, {}),
+    "output_gate": (True, {}),
+    "learn_rates": (False, {"memory": "exponential"}),
+    "exponential_rate": (0.3, {"memory": "exponential"}),
+    "softmax_cache_size": (4, {"memory": "softmax"}),
+    "softmax_heavy_hitters": (4, {"memory": "softmax"}),
+    "attention_bias": (True, {}),
+    "rms_norm_eps": (0.1, {}),
+}
+
+
+@torch.no_grad()
+def behaviour(layer: VortAttention) -> list[Any]:
+    """All that one can see of a layer: its parameters, its output, its state."""
+    generator, states = torch.Generator().manual_seed(0), LayerStates()
+    x = torch.randn(1, 12, layer.q_proj.in_features, generator=generator)
+    output, _ = layer.eval()(
+        x, entity_mask=torch.ones(1, 12), past_key_values=states, use_cache=True
+    )
+    parameters = [(name, p.requires_grad, p.tolist()) for name, p in layer.named_parameters()]
+    kept = {name: x.shape for name, x in states.load_state(0).items()}
+    return [parameters, output.tolist(), kept, layer.state_size(50)]
+
+
+def layer_with(**settings: Any) -> VortAttention:
+    torch.manual_seed(0)
+    return VortAttention(**{**SIZES, "horizon": 1000, **settings})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_reaches_the_layer(name: str) -> None:
+    value, others = CHANGES[name]
+    assert behaviour(layer_with(**others)) == behaviour(layer_with(**others))
+    assert behaviour(layer_with(**others)) != behaviour(layer_with(**{**others, name: value}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_has_the_settings_of_a_layer_with_their_defaults(name: str) -> None:
+    assert getattr(VortConfig(), name) == getattr(LayerSettings(), name)
+    value, others = CHANGES[name]
+    changed = {**SIZES, "horizon": 1000, **others, name: value}
+    assert getattr(VortConfig(**changed), name) == value
+    torch.manual_seed(0)
+    of_model = VortAttention(VortConfig(**changed))
+    torch.manual_seed(0)
+    assert behaviour(of_model) == behaviour(VortAttention(**changed))
+
+
+def test_the_layer_of_a_default_model_is_the_default_layer() -> None:
+    model = VortModel(VortConfig(num_hidden_layers=1, vocab_size=300))
+    assert str(model.layers[0].self_attn) == str(VortAttention())
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_memory_takes_settings_whole_or_by_name(memory: str) -> None:
+    options = {**SIZES, "memory": memory, "read_weights": False, "horizon": 1000}
+    made = [MEMORIES[memory](LayerSettings(**options)), MEMORIES[memory](**options)]
+    assert str(made[0]) == str(made[1])
+    assert isinstance(VortAttention(**options).memory, MEMORIES[memory])
+
+
+@pytest.mark.parametrize("name", ["head_dim", "horizon", "num_scales", "softmax_cache_size"])
+def test_what_is_out_of_range_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.* at least"):
+        LayerSettings(**{name: 0})
+
+
+def test_as_printed_means_the_same_everywhere() -> None:
+    layer, config = VortAttention.paper(**SIZES), VortConfig.paper(**SIZES)
+    assert str(layer) == str(VortAttention(config))
+    row = MODELS["vort_paper"].settings
+    assert {name: PAPER[name] for name in row} == row
+    # What the row leaves out are sizes and inputs of the router, which a table sets for all rows.
+    left = {name: value for name, value in PAPER.items() if name not in row}
+    assert {name for name, value in left.items() if value != getattr(LayerSettings(), name)} == {
+        "horizon",
+        "num_features",
+        "num_scales",
+        "use_entity",
+    }
+    assert layer.q_proj.in_features == HIDDEN
