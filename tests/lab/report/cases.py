@@ -1,4 +1,4 @@
-"""A run directory as the experiments write it, made up and small."""
+"""A run folder as the experiments write it, made up and small."""
 
 import json
 import math

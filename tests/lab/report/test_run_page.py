@@ -1,4 +1,4 @@
-"""The report page from a run directory: complete, patient with damage, deaf to what files say."""
+"""The report page from a run folder: complete, patient with damage, deaf to what files say."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from tests.lab.report.cases import PIXEL, cell_of, make_run, write
 from tests.test_cli import plain
 from vort.cli import app
+from vort.lab.report.conditions import conditions_of
 from vort.lab.report.folder import read_run
 from vort.lab.report.run_page import report_page
-from vort.lab.report.scores import conditions_of
 from vort.lab.report.standalone import shown
 from vort.lab.report.tables import grid
 

@@ -114,7 +114,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory.
+    """A run folder.
 
     Attributes:
         folder: where it is.
@@ -131,7 +131,7 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """The experiments of a run directory, or the folder itself where it is one experiment.
+    """The experiments of a run folder, or the folder itself where it is one experiment.
 
     Raises NotADirectoryError where there is none, and ValueError where it holds no experiment.
     """

@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from vort.files import write_atomically
+from vort.lab.report.conditions import Charts, Condition, conditions_of, differing
 from vort.lab.report.folder import PICTURES, Experiment, Json, Run, mapping, read_run, rows_of
-from vort.lab.report.scores import Charts, Condition, conditions_of, differing
 from vort.lab.report.standalone import shown, standalone_page
-from vort.lab.report.tables import VERDICTS, Entry, Grid, grid
+from vort.lab.report.tables import Entry, Grid, grid
 from vort.lab.training.metrics import Interval
+from vort.lab.verdicts import VERDICTS
 
 __all__ = ["report_page", "write_report_page"]
 
 LARGEST_PICTURE = 12_000_000
 
 
-def write_report_page(run_directory: Path, out: Path) -> Run:
-    """Write the page of a run directory to a file, and return what was read."""
-    run = read_run(run_directory)
+def write_report_page(folder: Path, out: Path) -> Run:
+    """Write the page of a run folder to a file, and return what was read."""
+    run = read_run(folder)
     page = report_page(run)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
@@ -32,7 +33,7 @@ def write_report_page(run_directory: Path, out: Path) -> Run:
 def report_page(run: Run) -> str:
     """The page as text: summary, then a section for each experiment.
 
-    Nothing in it comes from outside, and nothing in the run directory can act in it.
+    Nothing in it comes from outside, and nothing in the run folder can act in it.
     """
     charts = Charts()
     sections = [

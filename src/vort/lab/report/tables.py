@@ -9,19 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["VERDICTS", "Entry", "Grid", "Sheet", "grid"]
+from vort.lab.verdicts import VERDICTS, Tone
 
-# Every verdict there is, best first, and how good it is.
-VERDICTS = {
-    "exceeded": "good",
-    "reproduced": "good",
-    "reproduced in part": "fair",
-    "reproduced once corrected": "fair",
-    "not reproduced": "bad",
-    "holds": "good",
-    "does not hold": "bad",
-}
-_COLOURS = {"good": "green", "fair": "yellow", "bad": "red"}
+__all__ = ["Entry", "Grid", "Sheet", "grid"]
+
+_COLOURS: dict[Tone, str] = {"good": "green", "fair": "yellow", "bad": "red"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,8 @@ class Sheet:
 
 def _style(cell: str) -> str:
     """The colour of a verdict, an erratum behind it or not; none for other cells."""
-    return _COLOURS.get(VERDICTS.get(cell.partition(" (")[0], ""), "")
+    tone = VERDICTS.get(cell.partition(" (")[0])
+    return "" if tone is None else _COLOURS[tone]
 
 
 class Entry(NamedTuple):

@@ -190,7 +190,6 @@ def _titled(title: str, condition: Condition) -> str:
 def _values(curves: Mapping[str, list[Point]], names: Mapping[str, str]) -> Grid:
     """Curves as a table in percent."""
     places = sorted({(point[0], point[4]) for points in curves.values() for point in points})
-    # By the name shown: of two models with one name the last is kept, as in a legend.
     values = {
         names.get(model, model): {point[0]: point[1] for point in points}
         for model, points in curves.items()
