@@ -23,7 +23,7 @@ from vort.lab.experiments.pilot import TASK
 from vort.lab.experiments.recall import recall_cell
 from vort.lab.experiments.sizes import RECALL_TRAINING
 from vort.lab.experiments.work import build_model
-from vort.lab.report.provenance import provenance
+from vort.lab.report.folder import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training.data import compact
 from vort.lab.training.scoring import Scorer

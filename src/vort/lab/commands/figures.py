@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from vort.lab.report.paper_figures import Need
+    from vort.lab.report.figures import Need
 
 console = Console()
 FORMATS = ("png", "svg")
@@ -29,7 +29,7 @@ def figures(
 
     A figure whose measurements the run lacks is left out, with the command that makes them.
     """
-    from vort.lab.report.paper_figures import PAPER_FIGURES
+    from vort.lab.report.figures import PAPER_FIGURES
 
     names = [figure.name for figure in PAPER_FIGURES]
     wanted = names if only is None else [name.strip() for name in only.split(",")]
@@ -48,13 +48,13 @@ def draw_figures(
 
     Beside the pictures: captions.md, captions.json, and summary.json, which the page reads.
     """
-    from vort.lab.report.folder import write_summary
-    from vort.lab.report.paper_figures import (
+    from vort.lab.report.figures import (
         PAPER_FIGURES,
         caption_of,
         read_records,
         write_captions,
     )
+    from vort.lab.report.folder import write_summary
 
     target.mkdir(parents=True, exist_ok=True)
     captions = []

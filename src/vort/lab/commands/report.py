@@ -16,7 +16,7 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: verdicts, tables, curves, figures, commands."""
-    from vort.lab.report.html import write_report_page
+    from vort.lab.report.run_page import write_report_page
 
     target = run_dir / "report.html" if out is None else out
     try:

@@ -203,14 +203,14 @@ def _machine(made_by: dict[str, str]) -> str:
 def _figures(out: Path) -> None:
     """The paper's figures, as far as the run has what they show."""
     from vort.lab.commands.figures import draw_figures
-    from vort.lab.report.paper_figures import PAPER_FIGURES
+    from vort.lab.report.figures import PAPER_FIGURES
 
     draw_figures(out, out / "figures", [figure.name for figure in PAPER_FIGURES], ("png",))
 
 
 def _finish(out: Path, failed: list[str]) -> None:
     """Where the report is, and what is missing from it."""
-    from vort.lab.report.html import write_report_page
+    from vort.lab.report.run_page import write_report_page
 
     page = out / "report.html"
     write_report_page(out, page)
@@ -235,8 +235,8 @@ def _kernel(folder: Path) -> None:
         compare_rules,
         rules_sheet,
     )
+    from vort.lab.report.figures.kernels import draw_kernels_soe, draw_power_law
     from vort.lab.report.folder import write_summary
-    from vort.lab.report.kernel_figures import draw_kernels_soe, draw_power_law
 
     folder.mkdir(parents=True, exist_ok=True)
     claims = [check() for check in track(CLAIMS, "kernel claims", console=console)]

@@ -148,7 +148,7 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
         notes.append("Not the official PG-19 split: bits are not comparable with published ones.")
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_by_position
+        from vort.lab.report.figures.results import draw_by_position
 
         draw_by_position(path, {label_of(k): v for k, v in found.items()}, buckets)
 

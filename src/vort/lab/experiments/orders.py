@@ -48,7 +48,7 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
     sheet = Sheet("Learned orders, mean over heads", ["task", "tokens", "order"], rows)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_orders
+        from vort.lab.report.figures.results import draw_orders
 
         pictures = {_NAMES[task]: members[0]["orders"] for task, members in by_task.items()}
         draw_orders(path, pictures, _KINDS)

@@ -60,7 +60,7 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
     sheet = Sheet("Order of first mentions minus that of fillers", headings, rows)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.paper_figures.diffusion_plasticity import draw_plasticity
+        from vort.lab.report.figures.diffusion_plasticity import draw_plasticity
 
         draw_plasticity(path, record)
 

@@ -150,7 +150,7 @@ def recall_summary(
     most = max(record["steps"] for record in records)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_by_lag
+        from vort.lab.report.figures.results import draw_by_lag
 
         lines = {}
         for model, members in group_by_model(shown).items():

@@ -19,7 +19,7 @@ def run_cell(cell: Cell, folder: Path) -> Path:
 
     folder: of the run.
     """
-    from vort.lab.report.provenance import provenance
+    from vort.lab.report.folder import provenance
 
     began = perf_counter()
     result = _kind(cell.measure)(cell, folder)
