@@ -25,8 +25,8 @@ def test_fused_order_weights_in_the_interpreter(claim: str) -> None:
 
 def test_order_weights_on_a_cpu_do_not_import_the_kernels() -> None:
     code = (
-        "import torch; from vort.memories.router import Router; "
-        "Router(16, 2, horizon=1000)(torch.ones(1, 3, 16)); "
+        "import torch; from vort.memories import Router; "
+        "Router(hidden_size=16, num_attention_heads=2, horizon=1000)(torch.ones(1, 3, 16)); "
     )
     assert not imports("vort.ops.order_weights.triton", code)
 
