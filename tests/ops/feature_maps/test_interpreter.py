@@ -2,19 +2,11 @@
 
 import pytest
 
-from tests.ops.interpreter import check_in_interpreter, imports, needs_triton
-
-CLAIMS = [
-    "equals_exact",
-    "adds_up_the_blocks_of_a_program",
-    "cases_reach_the_bounds",
-    "compiles_into_one_graph",
-    "obeys_torch_library",
-]
+from tests.ops.interpreter import check_in_interpreter, claims_of, imports, needs_triton
 
 
 @needs_triton
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", claims_of("feature_maps"))
 def test_fused_feature_maps_in_the_interpreter(claim: str) -> None:
     check_in_interpreter("feature_maps", claim)
 

@@ -5,20 +5,12 @@ import os
 import pytest
 import torch
 
-from tests.ops.interpreter import check_in_interpreter, imports, needs_triton
+from tests.ops.interpreter import check_in_interpreter, claims_of, imports, needs_triton
 from vort.ops.local_attention import local_attention
-
-CLAIMS = [
-    "equals_exact",
-    "is_causal_to_the_bit",
-    "compiles_into_one_graph",
-    "obeys_torch_library",
-    "rotates_as_pytorch_does",
-]
 
 
 @needs_triton
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", claims_of("local_attention"))
 def test_fused_local_attention_in_the_interpreter(claim: str) -> None:
     check_in_interpreter("local_attention", claim)
 

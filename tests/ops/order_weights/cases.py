@@ -1,7 +1,7 @@
 """Shapes and options to check, and the relative error of the output and every gradient.
 
 The truth is `PowerLawBasis.weights` in float64 on the very orders the kernels get. Errors are
-`|x - truth| / |truth|`, of each term apart since terms differ in size; NaN never passes.
+`|x - truth| / |truth|`, of each scale apart since scales differ in size; NaN never passes.
 """
 
 from dataclasses import dataclass
@@ -23,21 +23,21 @@ class OrderCase(NamedCase):
     """One call of the op."""
 
     shape: tuple[int, ...] = (2, 37, 3)
-    terms: int = 12
+    scales: int = 12
     degree: int = 3
     gate: bool = True
     strided: bool = False
 
 
 @lru_cache(maxsize=16)
-def make_basis(terms: int, degree: int) -> PowerLawBasis:
-    """A basis of that many terms: a shipped one with polynomials of any degree, or like a fit."""
+def make_basis(scales: int, degree: int) -> PowerLawBasis:
+    """A basis of that many scales: a shipped one with polynomials of any degree, or like a fit."""
     shipped = PowerLawBasis.fit(horizon=10000, terms=12)
-    generator = np.random.default_rng(terms)
-    polynomials = generator.normal(size=(terms, degree + 1))
-    if (terms, degree + 1) == shipped.polynomials.shape:
+    generator = np.random.default_rng(scales)
+    polynomials = generator.normal(size=(scales, degree + 1))
+    if (scales, degree + 1) == shipped.polynomials.shape:
         polynomials = shipped.polynomials
-    rates = np.linspace(0, 1, terms)
+    rates = np.linspace(0, 1, scales)
     return PowerLawBasis(rates, polynomials, 10000, ORDER_MIN, shipped.certificate)
 
 
@@ -52,7 +52,7 @@ def make_inputs(case: OrderCase, device: str, seed: int) -> dict[str, Tensor]:
     tensors = {"order": order}
     if case.gate:
         tensors["gate"] = torch.rand(case.shape, generator=generator)
-    tensors["dweights"] = torch.randn(*case.shape, case.terms, generator=generator)
+    tensors["dweights"] = torch.randn(*case.shape, case.scales, generator=generator)
     return {name: x.to(device) for name, x in tensors.items()}
 
 
@@ -60,7 +60,7 @@ def outputs_and_gradients(
     case: OrderCase, inputs: dict[str, Tensor], wide: bool
 ) -> dict[str, Tensor]:
     """Weights and every gradient, by name: of the definition in float64, or of the kernels."""
-    basis = make_basis(case.terms, case.degree)
+    basis = make_basis(case.scales, case.degree)
     leaves = {
         name: (x.double() if wide else x).detach().clone().requires_grad_()
         for name, x in inputs.items()
@@ -109,7 +109,7 @@ def relative_errors(
             errors[name] = _largest(wrong, torch.linalg.vector_norm(x, dim=axes))
     at_one = inputs["order"] == 1
     if bool(at_one.any()) and bool((got["weights"][at_one][:, 1:] != 0).any()):
-        errors["terms beyond the first at order 1"] = float("nan")
+        errors["scales beyond the first at order 1"] = float("nan")
     return errors
 
 
@@ -122,7 +122,7 @@ def compiled_difference(device: str) -> float:
     """Relative difference of gradients with and without `torch.compile(fullgraph=True)`."""
     case = OrderCase()
     inputs = make_inputs(case, device, 0)
-    basis = make_basis(case.terms, case.degree)
+    basis = make_basis(case.scales, case.degree)
 
     def loss(order: Tensor, gate: Tensor) -> Tensor:
         polynomials = basis.polynomials_on(order.device, order.dtype)
@@ -140,11 +140,11 @@ def compiled_difference(device: str) -> float:
 GPU_CASES = [
     OrderCase(shape=(3, 5001, 2)),
     OrderCase(gate=False),
-    OrderCase(degree=4, terms=16),
-    OrderCase(terms=1),
-    OrderCase(terms=2),
-    OrderCase(terms=3, gate=False),
-    OrderCase(terms=64, degree=4),
+    OrderCase(degree=4, scales=16),
+    OrderCase(scales=1),
+    OrderCase(scales=2),
+    OrderCase(scales=3, gate=False),
+    OrderCase(scales=64, degree=4),
     OrderCase(strided=True),
     OrderCase(shape=(1,)),
     OrderCase(shape=(0, 3)),
@@ -153,13 +153,13 @@ GPU_CASES = [
 INTERPRETER_CASES = [
     OrderCase(),
     OrderCase(gate=False),
-    OrderCase(degree=4, terms=16),
-    OrderCase(shape=(1001,), terms=1),
-    OrderCase(terms=1, gate=False, degree=4),
-    OrderCase(terms=2),
-    OrderCase(terms=3, gate=False),
-    OrderCase(terms=64, degree=4, shape=(65,)),
-    OrderCase(terms=4, degree=0),
+    OrderCase(degree=4, scales=16),
+    OrderCase(shape=(1001,), scales=1),
+    OrderCase(scales=1, gate=False, degree=4),
+    OrderCase(scales=2),
+    OrderCase(scales=3, gate=False),
+    OrderCase(scales=64, degree=4, shape=(65,)),
+    OrderCase(scales=4, degree=0),
     OrderCase(strided=True),
     OrderCase(shape=()),
     OrderCase(shape=(0, 3)),

@@ -3,30 +3,21 @@
 import pytest
 import torch
 
-from tests.ops.interpreter import check_in_interpreter, imports, needs_triton
+from tests.ops.interpreter import check_in_interpreter, claims_of, imports, needs_triton
 from vort.fractional import PowerLawBasis
 from vort.ops.order_weights import order_weights
 
-CLAIMS = [
-    "equals_exact",
-    "every_number_is_as_exact_as_float32_allows",
-    "keeps_types_under_autocast",
-    "trains_after_inference_mode",
-    "compiles_into_one_graph",
-    "obeys_torch_library",
-]
-
 
 @needs_triton
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", claims_of("order_weights"))
 def test_fused_order_weights_in_the_interpreter(claim: str) -> None:
     check_in_interpreter("order_weights", claim)
 
 
 def test_order_weights_on_a_cpu_do_not_import_the_kernels() -> None:
     code = (
-        "import torch; from vort.memories.router import Router; "
-        "Router(16, 2, horizon=1000)(torch.ones(1, 3, 16)); "
+        "import torch; from vort.memories import Router; "
+        "Router(hidden_size=16, num_attention_heads=2, horizon=1000)(torch.ones(1, 3, 16)); "
     )
     assert not imports("vort.ops.order_weights.triton", code)
 

@@ -72,3 +72,16 @@ def test_banks_say_what_they_allow() -> None:
         paper_banks(torch.ones(1, 1, 1), 0, 4, 100)
     with pytest.raises(ValueError, match=r"order_min must lie in \(0, 1\), got 1.5"):
         paper_banks(torch.ones(1, 1, 1), 4, 4, 100, order_min=1.5)
+
+
+def test_a_gate_scales_what_the_shared_basis_writes_and_orders_are_checked_unless_told() -> None:
+    basis = PowerLawBasis.fit(horizon=1000, terms=8)
+    order, gate = torch.rand(2, 5, 3) * 0.9 + 0.1, torch.rand(2, 5, 3)
+    write, log_decay = shared_basis(order, basis, gate)
+    torch.testing.assert_close(write, basis.weights(order) * gate[..., None])
+    torch.testing.assert_close(log_decay, basis.log_decay, atol=0, rtol=0)
+    log_decay.requires_grad_()
+    assert not shared_basis(order, basis)[1].requires_grad
+    with pytest.raises(ValueError, match="order must lie in"):
+        shared_basis(order + 1, basis)
+    shared_basis(order + 1, basis, validate=False)

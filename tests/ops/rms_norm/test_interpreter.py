@@ -4,20 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.ops.interpreter import check_in_interpreter, imports, needs_triton
+from tests.ops.interpreter import check_in_interpreter, claims_of, imports, needs_triton
 from vort.ops.rms_norm import rms_norm
-
-CLAIMS = [
-    "equals_exact",
-    "programs_that_walk_several_blocks_equal_exact",
-    "keeps_types_under_autocast",
-    "compiles_into_one_graph",
-    "obeys_torch_library",
-]
 
 
 @needs_triton
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", claims_of("rms_norm"))
 def test_fused_rms_norm_in_the_interpreter(claim: str) -> None:
     check_in_interpreter("rms_norm", claim)
 
