@@ -120,6 +120,5 @@ class Memory(nn.Module, ABC):
 
     def set_horizon(self, horizon: int) -> None:
         """Re-calibrate the kernels for lags up to `horizon`, where they are made for one."""
-        raise TypeError(
-            f"set_horizon needs kernels made for a horizon, {type(self).__name__} has none"
-        )
+        kind = type(self).__name__
+        raise TypeError(f"set_horizon needs a memory with orders (VortMemory), got {kind}")
