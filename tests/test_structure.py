@@ -17,6 +17,7 @@ ROOMS = (
     ("memories",),
     ("ops",),
     ("fractional",),
+    ("files", "names"),  # what every room may use
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from vort.files import write_atomically
 
 __all__ = ["read_state", "write_state"]
 
@@ -25,7 +26,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, A
     stored = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
     text = json.dumps(about, sort_keys=True)
     metadata = {"format": FORMAT, "about": text, "sha256": _digest(stored, text)}
-    _write_atomically(path, save(stored, metadata))
+    write_atomically(path, save(stored, metadata))
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -62,48 +63,3 @@ def update_digest(digest: Any, tensors: Mapping[str, Tensor]) -> None:
         x = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
         digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by a file with `data` that is already safe on the disk."""
-    complete = path.with_name(f".{path.name}.{os.getpid()}")
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        if not _write_unnamed(folder, complete, data):
-            _write_named(complete, data)
-        os.replace(complete, path)
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-        complete.unlink(missing_ok=True)
-
-
-def _write_unnamed(folder: int, complete: Path, data: bytes) -> bool:
-    """Write to a file that gets its name only when complete, where the system has such files.
-
-    A process killed on the way then leaves nothing behind, not even a temporary file.
-    """
-    try:
-        file = os.open(complete.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
-    except (AttributeError, OSError):  # not Linux, or a file system without them
-        return False
-    with os.fdopen(file, "wb") as stream:
-        _write_through(stream, data)
-        complete.unlink(missing_ok=True)
-        try:
-            # Naming the folder makes Python call linkat, which follows the link in /proc.
-            os.link(f"/proc/self/fd/{file}", complete, src_dir_fd=folder)
-        except OSError:  # no /proc
-            return False
-    return True
-
-
-def _write_named(complete: Path, data: bytes) -> None:
-    with complete.open("wb") as stream:
-        _write_through(stream, data)
-
-
-def _write_through(stream: Any, data: bytes) -> None:
-    stream.write(data)
-    stream.flush()
-    os.fsync(stream.fileno())

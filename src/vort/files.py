@@ -1,0 +1,53 @@
+"""Files that are written whole or not at all: the one writer of everything that must survive."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["write_atomically"]
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Replace `path` by a file with `data` that is already safe on the disk.
+
+    Whoever reads `path`, at any time, finds the former contents or these, complete; a process
+    killed on the way leaves nothing else behind. The folder must exist; a text is stored as UTF-8.
+    """
+    data = data.encode() if isinstance(data, str) else data
+    complete = path.with_name(f".{path.name}.{os.getpid()}")
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        if not _write_unnamed(folder, complete, data):
+            with complete.open("wb") as stream:
+                _write_through(stream, data)
+        os.replace(complete, path)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+        complete.unlink(missing_ok=True)
+
+
+def _write_unnamed(folder: int, complete: Path, data: bytes) -> bool:
+    """Write to a file that gets its name only when complete, where the system has such files.
+
+    A process killed on the way then leaves nothing behind, not even a temporary file.
+    """
+    try:
+        file = os.open(complete.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except (AttributeError, OSError):  # not Linux, or a file system without them
+        return False
+    with os.fdopen(file, "wb") as stream:
+        _write_through(stream, data)
+        complete.unlink(missing_ok=True)
+        try:
+            # Naming the folder makes Python call linkat, which follows the link in /proc.
+            os.link(f"/proc/self/fd/{file}", complete, src_dir_fd=folder)
+        except OSError:  # no /proc
+            return False
+    return True
+
+
+def _write_through(stream: BinaryIO, data: bytes) -> None:
+    stream.write(data)
+    stream.flush()
+    os.fsync(stream.fileno())
