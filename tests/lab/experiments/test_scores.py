@@ -15,8 +15,8 @@ from vort.lab.experiments.scores import (
 )
 from vort.lab.training.metrics import interval
 
-ACCURACY = PaperTable("t", "accuracy", ("a", "b"), {"Exponential": (90.0, 50.0)}, 2.0)
-BITS = PaperTable("t", "bits", ("a",), {"Exponential": (1.5,)}, 0.02)
+ACCURACY = PaperTable("t", "accuracy", {"Exponential": (90.0, 50.0)}, 2.0)
+BITS = PaperTable("t", "bits", {"Exponential": (1.5,)}, 0.02)
 
 
 def record(model: str, seed: int, value: float, **tags: Any) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from torch import nn
 
 from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
-from vort.lab.training.optimization import learning_rate_at
-from vort.lab.training.result import TrainingResult
-from vort.lab.training.run import Run
-from vort.lab.training.scoring import Objective
+from vort.lab.training.run import Run, TrainingResult
+from vort.lab.training.scorer import Objective
+from vort.lab.training.setup import learning_rate_at
 
 __all__ = ["train"]
 

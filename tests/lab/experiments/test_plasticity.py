@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from vort.lab.experiments.cell import read_cell
-from vort.lab.experiments.registry import EXPERIMENTS
-from vort.lab.experiments.work import run_cell
+from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.cell import RunFolder
+from vort.lab.experiments.run import run_cell
 
 PLASTICITY = EXPERIMENTS["plasticity"]
 
@@ -17,8 +17,8 @@ def test_a_cell_ends_as_table_claims_and_figure(tmp_path: Path) -> None:
         task={**cell.task, "length": 32},
         training={**cell.training, "steps": 1, "seeds": [0, 1], "iterations": 2},
     )
-    run_cell(short, tmp_path)
-    record = read_cell(short, tmp_path)
+    run_cell(short, RunFolder(tmp_path))
+    record = RunFolder(tmp_path).read(short)
     assert record is not None
     summary = PLASTICITY.summarise([record], "laptop")
     (sheet,) = summary.sheets
