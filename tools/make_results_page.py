@@ -20,7 +20,7 @@ HEAD = """# Reproducing the paper
 make reproduce                                   # everything at laptop size, no GPU, no data
 vort reproduce --only pilot --workers 2          # one part; finished cells are kept
 vort reproduce --scale paper --data DIR          # the paper's sizes: a GPU, and DIR/books
-vort reproduce --only pilot --cells '*-vort-*' --set model.num_scales=4   # other settings beside them
+vort reproduce --set model.num_scales=4           # other settings, in rows of their own
 vort report reports/laptop                       # the page again, from what is there
 vort figures reports/laptop --out figures        # the paper's figures from that run
 ```
@@ -28,16 +28,16 @@ vort figures reports/laptop --out figures        # the paper's figures from that
 A table is made of cells: one task, one model, one seed. Each writes a JSON when it is done, with
 settings, versions, device, state size, parameters and time; a second run does only what is
 missing, and a kill at any moment loses no finished cell. `--share 0.1` trains every cell for a
-tenth of its steps, `--cells PATTERN` takes some of them, and `--set training.learning_rate=1e-3` (or
-any other setting of the task, the model or the training) makes cells and rows of their own. Learning
-rates, and Exponential's decay
-rate, were searched on validation data with equally many trials for every model (`vort tune`; all
-trials are in `src/vort/lab/experiments/search.json`); books at the paper's size are the exception,
-one rate served all there. Models of a table have equally many parameters. Accuracy is in percent,
-intervals are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or *reproduced*
-where our mean is above or within the interval (or 2 points, 0.02 bits) of the paper's figure for
-the last class of lags. A difference between two models that is clear but smaller than the paper's
-is *reproduced in part*. This page is written by `tools/make_results_page.py` from `results/`.
+tenth of its steps, `--cells PATTERN` takes some of them, and `--set training.learning_rate=1e-3`
+(or any other setting of the task, the model or the training) makes cells and rows of their own,
+beside the others. Learning rates, and Exponential's decay rate, were searched on validation data
+with equally many trials for every model (`vort tune`; all trials are in
+`src/vort/lab/experiments/search.json`); books at the paper's size are the exception, one rate
+served all there. Models of a table have equally many parameters. Accuracy is in percent, intervals
+are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or *reproduced* where our
+mean is above or within the interval (or 2 points, 0.02 bits) of the paper's figure for the last
+class of lags. A difference between two models that is clear but smaller than the paper's is
+*reproduced in part*. This page is written by `tools/make_results_page.py` from `results/`.
 """
 
 
