@@ -32,12 +32,13 @@ tenth of its steps, `--cells PATTERN` takes some of them, and `--set training.le
 (or any other setting of the task, the model or the training) makes cells and rows of their own,
 beside the others. Learning rates, and Exponential's decay rate, were searched on validation data
 with equally many trials for every model (`vort tune`; all trials are in
-`src/vort/lab/experiments/search.json`); books, and label copy at the paper's size, are the exception: one rate
-served all there. Models of a table have equally many parameters. Accuracy is in percent, intervals
-are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or *reproduced* where our
-mean is above or within the interval (or 2 points, 0.02 bits) of the paper's figure for the last
-class of lags. A difference between two models that is clear but smaller than the paper's is
-*reproduced in part*. This page is written by `tools/make_results_page.py` from `results/`.
+`src/vort/lab/experiments/search.json`); books, and label copy at the paper's size, are the
+exception: one rate served all there. Models of a table have equally many parameters. Accuracy is in
+percent, intervals are 95 % (Student's t over seeds), and verdicts are computed: *exceeded* or
+*reproduced* where our mean is above or within the interval (or 2 points, 0.02 bits) of the paper's
+figure for the last class of lags. A difference between two models that is clear but smaller than
+the paper's is *reproduced in part*. This page is written by `tools/make_results_page.py` from
+`results/`.
 """
 
 
