@@ -11,7 +11,6 @@ from vort.lab.training.metrics import Interval, interval
 from vort.lab.verdicts import Verdict
 
 __all__ = [
-    "Comparison",
     "PaperTable",
     "as_planned",
     "by_row",
@@ -54,22 +53,6 @@ class PaperTable:
     def sign(self) -> int:
         """1 where higher is better, else -1."""
         return 1 if self.score == "accuracy" else -1
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A difference between two rows over the same seeds, positive where the first is better."""
-
-    difference: Interval
-
-    @property
-    def clear(self) -> bool:
-        """Whether it is above zero by more than its interval; never with a single seed."""
-        return self.difference.count > 1 and self.difference.low > 0
-
-    def beyond(self, tolerance: float) -> bool:
-        """Whether it is clear, or with a single seed at least beyond a tolerance."""
-        return self.clear if self.difference.count > 1 else self.difference.mean > tolerance
 
 
 def row_of(record: Record) -> str:
@@ -124,32 +107,33 @@ def verdict(paper: float, ours: Interval, table: PaperTable) -> Verdict:
     Better by more than the interval (or the table's tolerance, if that is wider) exceeds it; within
     that distance reproduces it.
     """
-    half = ours.half if ours.count > 1 else 0.0
-    room = max(half, table.tolerance)
-    gain = table.sign * (ours.mean - paper)
+    gain, room = table.sign * (ours.mean - paper), _room(ours, table)
     if gain > room:
         return "exceeded"
     return "reproduced" if gain >= -room else "not reproduced"
 
 
-def verdict_on_gain(paper: float, ours: Comparison, table: PaperTable) -> Verdict:
+def _room(ours: Interval, table: PaperTable) -> float:
+    return max(ours.half, table.tolerance) if ours.count > 1 else table.tolerance
+
+
+def verdict_on_gain(paper: float, ours: Interval, table: PaperTable) -> Verdict:
     """A difference between two rows against the paper's: clear at all, and as large.
 
     One that is clear but smaller than the paper's reproduces it in part.
     """
     if not ours.beyond(table.tolerance):
         return "not reproduced"
-    gain = ours.difference
-    room = max(gain.half if gain.count > 1 else 0.0, table.tolerance)
-    if gain.mean > paper + room:
+    room = _room(ours, table)
+    if ours.mean > paper + room:
         return "exceeded"
-    return "reproduced" if gain.mean >= paper - room else "reproduced in part"
+    return "reproduced" if ours.mean >= paper - room else "reproduced in part"
 
 
 def margin(
     ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
-) -> Comparison:
-    """How much better `ours` is in a bucket, seed by seed."""
+) -> Interval | None:
+    """How much better `ours` is in a bucket, seed by seed; None if they share no seed."""
 
     def scores(records: Sequence[Record]) -> dict[tuple[Any, ...], float]:
         return {
@@ -160,9 +144,7 @@ def margin(
 
     a, b = scores(ours), scores(rival)
     shared = [table.sign * (a[key] - b[key]) for key in a if key in b]
-    if not shared:
-        raise ValueError("ours and rival must share at least one seed, got none")
-    return Comparison(interval(shared))
+    return interval(shared) if shared else None
 
 
 def seeds_of(value: Interval) -> str:

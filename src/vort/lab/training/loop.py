@@ -47,7 +47,7 @@ def train(
     run.start(resume)
     limit = float("inf") if config.clip_norm is None else config.clip_norm
     accelerator, optimizer = run.accelerator, run.optimizer
-    with run.bar() as bar:
+    with run.bar() as show_progress:
         batches = run.batches()
         for step in range(run.result.steps, run.total):
             rate = learning_rate_at(step, run.total, config)
@@ -64,5 +64,5 @@ def train(
                     optimizer.zero_grad()
                 mean = mean + loss.detach() / config.accumulation
             run.after_step(step + 1, mean, norm, rate)
-            bar.update(step + 1, run.result.tokens_per_second, run.recorder.last_loss)
+            show_progress()
     return run.finish()

@@ -1,8 +1,8 @@
 """A run in progress: its steps recorded, scored, shown and saved, and what it leaves behind."""
 
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -138,36 +138,6 @@ class Recorder:
         self.accelerator.log(flat, step=step)
 
 
-class Bar:
-    """A bar with steps, tokens/s, time left and loss; silent without a display."""
-
-    def __init__(self, display: Any = None, total: int = 0, done: int = 0) -> None:
-        self.display = display
-        if display is not None:
-            fields = {"speed": "", "loss": ""}
-            self.row = display.add_task("training", total=total, completed=done, **fields)
-
-    def update(self, done: int, tokens_per_second: float, loss: float | None) -> None:
-        """Show where the run stands."""
-        if self.display is None:
-            return
-        shown = "" if loss is None else f"loss {loss:.4f}"
-        speed = f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
-        self.display.update(self.row, completed=done, speed=speed, loss=shown)
-
-
-def progress_bar(wanted: bool) -> AbstractContextManager[Any]:
-    """A display for `Bar`; None, in a context, where none is wanted."""
-    if not wanted:
-        return nullcontext()
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
-    speed, loss = TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[loss]}")
-    name = TextColumn("{task.description}")
-    return Progress(name, BarColumn(), MofNCompleteColumn(), speed, TimeLeft(), loss)
-
-
 class Run:
     """Model, optimiser and data of a run, ready for its next step.
 
@@ -233,10 +203,31 @@ class Run:
                     )
 
     @contextmanager
-    def bar(self) -> Iterator[Bar]:
-        """What is shown while the run runs."""
-        with progress_bar(self.config.progress and self.accelerator.is_main_process) as display:
-            yield Bar(display, self.total, self.result.steps)
+    def bar(self) -> Iterator[Callable[[], None]]:
+        """What to call after each step: it shows steps, tokens/s, time left and loss, if wanted."""
+        if not (self.config.progress and self.accelerator.is_main_process):
+            yield lambda: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeRemainingColumn as TimeLeft
+
+        speed, loss = TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[loss]}")
+        name = TextColumn("{task.description}")
+        columns = (name, BarColumn(), MofNCompleteColumn(), speed, TimeLeft(), loss)
+        with Progress(*columns) as display:
+            done = self.result.steps
+            row = display.add_task("training", total=self.total, completed=done, speed="", loss="")
+
+            def update() -> None:
+                last, rate = self.recorder.last_loss, self.result.tokens_per_second
+                display.update(
+                    row,
+                    completed=self.result.steps,
+                    speed=f"{rate:,.0f} tokens/s" if rate else "",
+                    loss="" if last is None else f"loss {last:.4f}",
+                )
+
+            yield update
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Compact batches of all steps to come: the pieces that fall to this process."""
