@@ -48,6 +48,7 @@ def test_imports_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize("module", ["vort", "vort.fractional", "vort.ops"])
 def test_core_imports_only_torch_numpy_and_scipy(module: str) -> None:
     heavy = ["transformers", "triton", "matplotlib", "typer", "rich", "safetensors", "plotly"]
+    heavy.append("jinja2")
     check = f"import sys, torch; before = set(sys.modules); import {module}; "
     check += f"print([m for m in {heavy!r} if m in sys.modules and m not in before])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vort.fractional import PowerLawBasis
-from vort.lab.report.style import BLUE, GREY, ORANGE, figure
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, figure
 from vort.ops.retention.triton.tiles import MEMORY
 from vort.ops.retention.triton.tiling import choose_tiling
 

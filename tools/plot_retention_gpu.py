@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vort.lab.report.style import BLUE, GREY, ORANGE, figure
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, figure
 
 ROOT = Path(__file__).parents[1]
 # Batch, length and head size of the panels with bars.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vort.fractional import PowerLawBasis, gl_weights
-from vort.lab.report.style import BLUE, ORANGE, SERIES, figure
+from vort.lab.report.figures.style import BLUE, ORANGE, SERIES, figure
 from vort.ops import paper_banks
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""A run directory as the experiments write it, made up and small."""
+"""A run folder as the experiments write it, made up and small."""
 
 import json
 import math
@@ -135,9 +135,15 @@ def make_run(folder: Path) -> Path:
             "erratum": "",
         },
     ]
-    rules = [{"name": "shared rates", "terms": 8, "state": 8, "error": 0.0041}]
-    made_by = {"command": "vort reproduce --only kernel", "device": "cpu"}
-    write(kernel / "results.json", {"made_by": made_by, "claims": claims, "rules": rules})
+    rules = {
+        "title": "rules",
+        "headings": ["name", "terms", "state", "error"],
+        "rows": [["shared rates", 8, 8, 0.0041]],
+    }
+    command = "vort reproduce --only kernel"
+    made_by = {"command": command, "device": "cpu"}
+    record = {"verdicts": claims, "sheets": [rules], "made_by": made_by, "command": command}
+    write(kernel / "summary.json", record)
     return folder
 
 

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from tests.test_cli import plain
 from vort.cli import app
-from vort.lab.report.lens.cells import cells_of, visible
 from vort.lab.report.lens.codes import LogCode
-from vort.lab.report.lens.page import LensText, lens_page
+from vort.lab.report.lens.page import LensText, cells_of, lens_page, visible
 from vort.lab.report.lens.view import TextView, view_text
 from vort.memories.interface import MemoryInputs
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM

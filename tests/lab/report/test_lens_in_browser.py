@@ -13,6 +13,7 @@ from vort.lab.report.lens.page import LensText, lens_page
 from vort.lab.report.lens.view import TextView, view_text
 from vort.models import ByteTokenizer
 
+TITLE = 'a <img src="x"> </script></title> {{ 7*7 }} \' title'
 HOSTILE = (
     "Mary's <script>window.hacked=1</script> </script><img src=x onerror=window.hacked=2>\n"
     "<!-- --> &amp; \u202eevil\u202c \u200b\x00\x07\x1b[31m \ud7ff \u05e9\u05dc\u05d5\u05dd "
@@ -26,8 +27,7 @@ def page_of(text: str, **changes: object) -> tuple[str, TextView]:
     view = view_text(model_of(**changes), torch.tensor([batch["input_ids"]]))
     names = [(0, 6)]
     source = LensText(text, batch["offset_mapping"], names, notes=["<b>cut</b>"])
-    title = 'a <img src="x"> title'
-    return lens_page(source, view, title=title, about={"model": "<i>m</i>"}), view
+    return lens_page(source, view, title=TITLE, about={"model": "<i>m</i> {{ 7*7 }}"}), view
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,12 @@ def test_hostile_text_is_shown_and_does_nothing(page: Page) -> None:
     assert "<script>window.hacked=1</script> </script><img src=x" in shown
     assert "⟨U+202E⟩evil⟨U+202C⟩ ⟨U+200B⟩⟨NUL⟩⟨BEL⟩⟨ESC⟩[31m" in shown
     assert "\u202e" not in shown
-    assert page.js("document.querySelectorAll('#text img, #text script, h1 img').length") == 0
-    assert page.js("document.getElementById('title').textContent") == 'a <img src="x"> title'
+    assert (
+        page.js("document.querySelectorAll('#text img, #text script, h1 img, #foot i').length") == 0
+    )
+    assert page.js("document.getElementById('title').textContent") == TITLE
+    assert page.js("document.title") == f"{TITLE}: VORT lens"
+    assert "<i>m</i> {{ 7*7 }}" in page.js("document.getElementById('foot').textContent")
     assert page.js("document.querySelector('.notice').textContent") == "<b>cut</b>"
     assert page.js("getComputedStyle(document.getElementById('c0')).unicodeBidi") == "isolate"
 
@@ -85,7 +89,7 @@ def test_clicking_shows_what_a_token_reads_and_gives(page: Page) -> None:
     assert page.js("document.querySelectorAll('#sources li').length") == 7
     assert page.js("document.querySelectorAll('#readers li').length") == 5
     assert page.js("document.querySelectorAll('.scales button').length") == 8
-    # A time scale by itself.
+    # A scale by itself.
     page.click(".scales button:last-child")
     assert page.js("vortLens.state().scale") is not None
     assert page.js("document.querySelector('.scales [aria-pressed=true]') !== null")

@@ -12,7 +12,7 @@ from rich.console import Console
 from vort.lab.commands import read_names
 
 if TYPE_CHECKING:
-    from vort.lab.report.paper_figures import Need
+    from vort.lab.report.figures import Need
 
 console = Console()
 FORMATS = ("png", "svg")
@@ -26,7 +26,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: verdicts, tables, curves, figures, commands."""
     from vort.lab.experiments.cell import RunFolder
-    from vort.lab.report.html import write_report_page
+    from vort.lab.report.run_page import write_report_page
 
     target = RunFolder(run_dir).page if out is None else out
     try:
@@ -53,7 +53,7 @@ def figures(
     A figure whose measurements the run lacks is left out, with the command that makes them.
     """
     from vort.lab.experiments.cell import RunFolder
-    from vort.lab.report.paper_figures import PAPER_FIGURES
+    from vort.lab.report.figures import PAPER_FIGURES
 
     if not run_dir.is_dir():
         raise typer.BadParameter(
@@ -74,13 +74,13 @@ def draw_figures(
     Returns how many were drawn. Beside the pictures: captions.md, captions.json, and summary.json,
     which the page reads.
     """
-    from vort.lab.report.folder import write_summary
-    from vort.lab.report.paper_figures import (
+    from vort.lab.report.figures import (
         PAPER_FIGURES,
         caption_of,
         read_records,
         write_captions,
     )
+    from vort.lab.report.folder import write_summary
 
     captions = []
     for figure in PAPER_FIGURES:

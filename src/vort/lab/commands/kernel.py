@@ -27,7 +27,7 @@ def kernel(
     """Choose a shared-rate basis, certify it, and compare it with the paper's quadratures."""
     from vort.fractional import PowerLawBasis
     from vort.lab.experiments.kernel import PAPER_TOLERANCE, compare_rules, rules_sheet
-    from vort.lab.report.kernel_figures import draw_kernels_soe
+    from vort.lab.report.figures.kernels import draw_kernels_soe
 
     if tolerance is None and terms is None:
         tolerance = 2e-3

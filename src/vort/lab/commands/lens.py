@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vort.files import write_atomically
 from vort.lab.commands import load_model
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from vort.lab.report.lens.page import LensText
+    from vort.lab.report.lens import LensText
     from vort.models import VortForCausalLM
 
 console = Console()
@@ -36,7 +37,7 @@ def lens(
         with console.status("reading the text"):
             page = _page(loaded, tokenizer, text, max_tokens, title or text.name, model)
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
+        write_atomically(out, page)
     except (OSError, TypeError, ValueError) as problem:
         raise typer.BadParameter(str(problem)) from problem
     size = out.stat().st_size / 1e6
@@ -53,8 +54,8 @@ def _page(
 ) -> str:
     import torch
 
+    from vort.lab.report.folder import provenance
     from vort.lab.report.lens import lens_page, view_text
-    from vort.lab.report.provenance import provenance
 
     source, ids = _read(tokenizer, file, max_tokens, model.config.use_entity)
     marks = None if source.marks is None else torch.from_numpy(source.marks)[None].to(model.device)
@@ -80,7 +81,7 @@ def _read(
     """The text beside its tokens, and these as `[1, T]`."""
     import torch
 
-    from vort.lab.report.lens.page import LensText
+    from vort.lab.report.lens import LensText
     from vort.layers.entity_probe import LinearProbe, entity_indicator
 
     text = file.read_bytes().decode("utf-8", errors="replace")

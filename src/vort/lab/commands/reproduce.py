@@ -237,14 +237,14 @@ def _show(experiment: "Experiment", summary: "Summary") -> None:
 def _draw_paper_figures(folder: "RunFolder") -> None:
     """The paper's figures, as far as the run has what they show."""
     from vort.lab.commands.figures import draw_figures
-    from vort.lab.report.paper_figures import PAPER_FIGURES
+    from vort.lab.report.figures import PAPER_FIGURES
 
     names = [figure.name for figure in PAPER_FIGURES]
     draw_figures(folder.root, folder.figures, names, ("png",))
 
 
 def _write_page(folder: "RunFolder") -> None:
-    from vort.lab.report.html import write_report_page
+    from vort.lab.report.run_page import write_report_page
 
     write_report_page(folder.root, folder.page)
     console.print(f"report: [bold]{os.path.relpath(folder.page)}[/bold]")

@@ -149,7 +149,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         notes.append("Not the official PG-19 split: bits are not comparable with published ones.")
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_by_position
+        from vort.lab.report.figures.results import draw_by_position
 
         # Changed settings may have other classes of position.
         alike = [record for record in records if set(buckets) <= set(record["test"])]

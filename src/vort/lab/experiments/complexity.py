@@ -82,7 +82,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     sheet = Sheet("One layer, forward and backward, batch 1", headings, rows)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_cost
+        from vort.lab.report.figures.results import draw_cost
 
         draw_cost(path, {_label(m): list(found[m].values()) for m in found})
 

@@ -349,12 +349,12 @@ def _summarise(records: Sequence[Record], size: Size) -> Summary:
     rules = list(compare_rules(PAPER_HORIZON, PAPER_TOLERANCE, basis))
 
     def draw_power_laws(path: Path) -> None:
-        from vort.lab.report.kernel_figures import draw_power_law
+        from vort.lab.report.figures.kernels import draw_power_law
 
         draw_power_law(path, PowerLawBasis.fit(10_000, 12))
 
     def draw_rules(path: Path) -> None:
-        from vort.lab.report.kernel_figures import draw_kernels_soe
+        from vort.lab.report.figures.kernels import draw_kernels_soe
 
         draw_kernels_soe(path, PAPER_HORIZON, basis)
 

@@ -41,7 +41,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     sheet = Sheet("Learned orders, mean over heads", ["task", "tokens", "order"], rows)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_orders
+        from vort.lab.report.figures.results import draw_orders
 
         pictures = {_name(*place): members[0]["orders"] for place, members in by_task.items()}
         draw_orders(path, pictures, _KINDS)

@@ -391,7 +391,7 @@ def _summarise(records: Sequence[Mapping[str, Any]], size: Size) -> Summary:
         return Summary(sheets)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.paper_figures.diffusion_plasticity import draw_plasticity
+        from vort.lab.report.figures.diffusion_plasticity import draw_plasticity
 
         draw_plasticity(path, record)
 

@@ -234,7 +234,7 @@ def _summary(title: str, records: Sequence[Record], table: PaperTable, size: Siz
     most = max(record["steps"] for record in planned or records)
 
     def draw(path: Path) -> None:
-        from vort.lab.report.score_figures import draw_by_lag
+        from vort.lab.report.figures.results import draw_by_lag
 
         lines = {}
         for row, members in by_row(shown).items():

@@ -18,7 +18,7 @@ from vort.lab.experiments.cell import Cell, RunFolder
 from vort.lab.experiments.look import by_order, reads, strip
 from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind, precision_of
 from vort.lab.experiments.models import build_model
-from vort.lab.report.provenance import provenance
+from vort.lab.report.folder import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
 

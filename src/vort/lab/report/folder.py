@@ -1,22 +1,203 @@
-"""The folder of one experiment: its pictures, and `summary.json` with all that a page shows."""
+"""A run folder: what experiments leave in it, and all of it read again with patience.
+
+RUN/<experiment>/cells/<cell>.json   one finished cell each
+RUN/<experiment>/summary.json        title, about, command, tables, figures, verdicts, notes
+RUN/<experiment>/*.png, *.svg        pictures
+
+Any part may be missing or damaged.
+"""
 
 import json
-import os
-from collections.abc import Mapping
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vort.lab.report.provenance import provenance
+import numpy
+import scipy
+import torch
+
+import vort
+from vort.files import write_atomically
+
+__all__ = [
+    "PICTURES",
+    "Experiment",
+    "Json",
+    "Run",
+    "mapping",
+    "plain_command",
+    "provenance",
+    "read_cells",
+    "read_run",
+    "rows_of",
+    "write_summary",
+]
+
+PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
+Json = dict[str, Any]
 
 
 def write_summary(folder: Path, record: Mapping[str, Any]) -> Path:
     """Write `summary.json`, where it came from added; whole or not at all.
 
-    record: title, about, command, sheets, verdicts, figures, notes; see `vort.lab.report.html`.
+    record: title, about, command, sheets, verdicts, figures, notes, as the page shows them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "summary.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**record, "made_by": provenance()}, indent=1) + "\n")
-    os.replace(partial, path)
+    write_atomically(path, json.dumps({**record, "made_by": provenance()}, indent=1) + "\n")
     return path
+
+
+def provenance() -> dict[str, str]:
+    """Command, versions and device of this process: where a figure came from."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "command": plain_command(sys.argv),
+        "vort": vort.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": device,
+    }
+
+
+def plain_command(arguments: Sequence[str]) -> str:
+    """A command line that tells nothing of the machine: absolute paths shrink to their last name.
+
+    >>> plain_command(["/home/ada/bin/vort", "report", "--out=/data/run", "reports/laptop"])
+    'vort report --out=run reports/laptop'
+    """
+    program = Path(arguments[0]).name
+    return shlex.join(["vort" if program == "cli.py" else program, *map(_short, arguments[1:])])
+
+
+def _short(argument: str) -> str:
+    name, equals, value = argument.rpartition("=")
+    return f"{name}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One folder of a run.
+
+    Attributes:
+        name: of the folder.
+        summary: `summary.json`; {} if there is none.
+        cells: finished cells by name, as they were written.
+        pictures: files, those that the summary lists first.
+        problems: what could not be read, in words.
+    """
+
+    name: str
+    summary: Json = field(default_factory=dict)
+    cells: dict[str, Json] = field(default_factory=dict)
+    pictures: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """The summary's, or the folder's name made readable."""
+        given = self.summary.get("title")
+        return str(given) if given else self.name.replace("_", " ").capitalize()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        folder: where it is.
+        experiments: its parts, by name.
+    """
+
+    folder: Path
+    experiments: list[Experiment]
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, anywhere."""
+        return [text for experiment in self.experiments for text in experiment.problems]
+
+
+def read_run(folder: Path) -> Run:
+    """The experiments of a run folder, or the folder itself where it is one experiment.
+
+    They come in the order of the lab's own list; those it does not know follow by name.
+
+    Raises NotADirectoryError where there is none, and ValueError where it holds no experiment.
+    """
+    from vort.lab.experiments import EXPERIMENTS
+
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is not a folder")
+    if _is_experiment(folder):
+        return Run(folder, [_read_experiment(folder)])
+    found = [path for path in folder.iterdir() if path.is_dir() and _is_experiment(path)]
+    place = {name: index for index, name in enumerate(EXPERIMENTS)}
+    parts = sorted(found, key=lambda path: (place.get(path.name, len(place)), path.name))
+    if not parts:
+        raise ValueError(f"{folder} holds no experiment: a folder with summary.json or cells/")
+    return Run(folder, [_read_experiment(part) for part in parts])
+
+
+def mapping(value: Any) -> Json:
+    """The value if it is an object, else {}."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def rows_of(value: Any) -> list[Json]:
+    """The objects in a list; [] for anything else."""
+    items = value if isinstance(value, (list, tuple)) else []
+    return [dict(item) for item in items if isinstance(item, Mapping)]
+
+
+def _is_experiment(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("summary.json", "cells"))
+
+
+def _read_experiment(folder: Path) -> Experiment:
+    problems: list[str] = []
+    summary = _read_json(folder / "summary.json", problems) or {}
+    cells = read_cells(folder, problems)
+    pictures = list(_pictures(folder, summary, problems))
+    return Experiment(folder.name, summary, cells, pictures, problems)
+
+
+def read_cells(folder: Path, problems: list[str]) -> dict[str, Json]:
+    """The finished cells of an experiment's folder by name; what is damaged goes to `problems`."""
+    files = sorted((folder / "cells").glob("*.json"))
+    read = {file.stem: _read_json(file, problems) for file in files}
+    return {name: cell for name, cell in read.items() if cell is not None}
+
+
+def _read_json(file: Path, problems: list[str]) -> Json | None:
+    """The object in a file; None, and a line in `problems`, where there is none to read."""
+    if not file.exists():
+        return None
+    name = "/".join(file.parts[-3 if file.parent.name == "cells" else -2 :])
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        problems.append(f"{name} could not be read: {problem}")
+        return None
+    if not isinstance(found, dict):
+        problems.append(f"{name} holds a {type(found).__name__}, not an object")
+        return None
+    return found
+
+
+def _pictures(folder: Path, summary: Json, problems: list[str]) -> Iterator[Path]:
+    found = {path.name: path for path in sorted(folder.iterdir()) if path.suffix in PICTURES}
+    for figure in rows_of(summary.get("figures")):
+        name = str(figure.get("file", ""))
+        if name in found:
+            yield found.pop(name)
+        else:
+            problems.append(f"{folder.name}: the figure {name!r} is not there")
+    yield from found.values()

@@ -1,11 +1,19 @@
-"""The same rows on the terminal and in a Markdown report."""
+"""Tables: the same rows on the terminal and in Markdown, and those of a page."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
+
+from vort.lab.verdicts import VERDICTS, Tone
+
+__all__ = ["Entry", "Grid", "Sheet", "grid"]
+
+_COLOURS: dict[Tone, str] = {"good": "green", "fair": "yellow", "bad": "red"}
 
 
 @dataclass(frozen=True)
@@ -49,15 +57,51 @@ class Sheet:
 
 def _style(cell: str) -> str:
     """The colour of a verdict, an erratum behind it or not; none for other cells."""
-    return _STYLES.get(cell.partition(" (")[0], "")
+    tone = VERDICTS.get(cell.partition(" (")[0])
+    return "" if tone is None else _COLOURS[tone]
 
 
-_STYLES = {
-    "reproduced": "green",
-    "reproduced in part": "yellow",
-    "reproduced once corrected": "yellow",
-    "not reproduced": "red",
-    "exceeded": "green",
-    "holds": "green",
-    "does not hold": "red",
-}
+class Entry(NamedTuple):
+    """A cell of a table: text, the kind of a chip, half an interval, whether it is the best."""
+
+    text: Any
+    chip: str = ""
+    half: str = ""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table for the page.
+
+    Attributes:
+        headings: one for each column.
+        rows: entries, the first of which names the row.
+        figures: columns that hold figures, which stand to the right.
+        kind: its class, if it has one.
+    """
+
+    headings: Sequence[Any]
+    rows: Sequence[Sequence[Entry]]
+    figures: frozenset[int]
+    kind: str = ""
+
+
+def grid(headings: Sequence[Any], rows: Sequence[Sequence[Any]], kind: str = "") -> Grid:
+    """A table of entries, or of values that become entries."""
+    entries = [[x if isinstance(x, Entry) else Entry(x) for x in row] for row in rows]
+    columns = {
+        index: [row[index] for row in entries if index < len(row) and row[index].text]
+        for index in range(1, len(headings))
+    }
+    figures = {index for index, column in columns.items() if column and all(map(_figure, column))}
+    return Grid(headings, entries, frozenset(figures), kind)
+
+
+_FIGURE = re.compile(r"^[+\-−±~≈<>≤≥]?\s*\.?\d[\s+\-−±.,\d%eE()\[\]/x×–*]*$")
+
+
+def _figure(entry: Entry) -> bool:
+    if isinstance(entry.text, (int, float)):
+        return not isinstance(entry.text, bool)
+    return bool(_FIGURE.match(f"{entry.text}{entry.half}".strip()))

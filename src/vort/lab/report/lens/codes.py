@@ -7,15 +7,18 @@ most, where 16-bit floats would make the page a third larger.
 """
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Codes", "LogCode", "as_base64"]
+from vort.lab.report.lens.view import LayerView
+
+__all__ = ["Codes", "LogCode", "encode_head"]
 
 Floats = NDArray[np.float32]
 SPAN = 14.0  # natural units below the largest of a row; what is smaller counts as nothing
+SAMPLED = 12  # positions of each head at which the page's weights are held against the model's
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,11 @@ class Codes:
 
     Attributes:
         packed: the codes, row after row.
-        scale: `[rows]`, the largest magnitude of each.
+        largest: `[rows]`, the largest magnitude of each.
     """
 
     packed: bytes
-    scale: Floats
+    largest: Floats
 
 
 @dataclass(frozen=True)
@@ -71,21 +74,21 @@ class LogCode:
     def encode(self, rows: Floats) -> Codes:
         """Codes of `[rows, columns]`."""
         rows = np.ascontiguousarray(rows, dtype=np.float32)
-        scale = np.abs(rows).max(axis=1, initial=0)
-        share = np.abs(rows) / np.maximum(scale, np.float32(1e-38))[:, None]
+        largest = np.abs(rows).max(axis=1, initial=0)
+        share = np.abs(rows) / np.maximum(largest, np.float32(1e-38))[:, None]
         logs = np.log(np.maximum(share, 1e-30))
         step = SPAN / (self.levels - 1)
         code = np.rint((logs + SPAN) / step).astype(np.int64) + 1
         code = np.where(code < 1, 0, np.minimum(code, self.levels))
         if self.signed:
             code = np.where(rows < 0, code + self.levels + 1, code)
-        return Codes(self._pack(code.ravel()), scale.astype(np.float32))
+        return Codes(self._pack(code.ravel()), largest.astype(np.float32))
 
     def decode(self, codes: Codes, columns: int) -> Floats:
         """`[rows, columns]`, as the page will see them."""
-        count = len(codes.scale) * columns
+        count = len(codes.largest) * columns
         shares = self.table()[self._unpack(codes.packed, count)].reshape(-1, columns)
-        decoded: Floats = shares * codes.scale[:, None]
+        decoded: Floats = shares * codes.largest[:, None]
         return decoded
 
     def _pack(self, code: NDArray[np.int64]) -> bytes:
@@ -104,6 +107,57 @@ class LogCode:
         return pairs.ravel()[:count]
 
 
-def as_base64(data: bytes) -> str:
-    """Base64, whose letters need no escape in HTML."""
-    return base64.b64encode(data).decode("ascii")
+def encode_head(
+    layer: LayerView, head: int, features: LogCode, routes: LogCode
+) -> tuple[str, float]:
+    """One head as base64, and how far its weights on the page are from the model's.
+
+    The order of the parts is that of `lens_memory.js`: three numbers for each token (what a reader
+    and what a writer is multiplied by, its largest write weight), orders, gates, then codes.
+    """
+    length = layer.q.shape[1]
+    q, k = features.encode(layer.q[head]), features.encode(layer.k[head])
+    write = routes.encode(layer.write[head])
+    read = None if layer.read is None else routes.encode(layer.read[head])
+    gate = np.ones(length, np.float32) if layer.gate is None else layer.gate[head]
+    order = np.zeros(length, np.float32) if layer.order is None else layer.order[head]
+    reader = q.largest / layer.denominator[head] * (1 if read is None else read.largest)
+    parts = [
+        reader.astype("<f4").tobytes(),
+        k.largest.astype("<f4").tobytes(),
+        (write.largest * gate).astype("<f4").tobytes(),
+        _sixteen_bits(order),
+        _sixteen_bits(gate),
+        write.packed,
+        b"" if read is None else read.packed,
+        q.packed,
+        k.packed,
+    ]
+    scales, size = layer.write.shape[2], layer.q.shape[2]
+    shown = replace(
+        layer,
+        gate=layer.gate if layer.gate is None else layer.gate[head : head + 1],
+        write=routes.decode(write, scales)[None],
+        read=None if read is None else routes.decode(read, scales)[None],
+        rates=layer.rates[head : head + 1],
+        q=features.decode(q, size)[None],
+        k=features.decode(k, size)[None],
+        denominator=layer.denominator[head : head + 1],
+    )
+    return base64.b64encode(b"".join(parts)).decode("ascii"), _largest_error(layer, shown, head)
+
+
+def _largest_error(layer: LayerView, shown: LayerView, head: int) -> float:
+    """Over sampled positions: the largest error of a weight, as a share of the largest weight."""
+    length = layer.q.shape[1]
+    worst = 0.0
+    for position in np.unique(np.linspace(length - 1, 0, SAMPLED).astype(int)).tolist():
+        exact = layer.weights(head, position).sum(1)
+        error = np.abs(shown.weights(0, position).sum(1) - exact).max()
+        worst = max(worst, float(error / max(float(np.abs(exact).max()), 1e-30)))
+    return worst
+
+
+def _sixteen_bits(shares: NDArray[np.float32]) -> bytes:
+    """Numbers in [0, 1], to 1 part in 65,535."""
+    return np.rint(np.clip(shares, 0, 1) * 65535).astype("<u2").tobytes()

@@ -5,23 +5,22 @@ instead, from which the browser computes a row or a column in milliseconds, exac
 precision of the codes (`vort.lab.report.lens.codes`), which is measured here and said on the page.
 """
 
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vort.lab.report.lens.cells import Cell, cells_of
-from vort.lab.report.lens.codes import LogCode, as_base64
-from vort.lab.report.lens.view import LayerView, TextView
-from vort.lab.report.standalone import read_part, standalone_page
+from vort.lab.report.lens.codes import SPAN, LogCode, encode_head
+from vort.lab.report.lens.view import TextView
+from vort.lab.report.standalone import standalone_page
 
 __all__ = ["LensText", "lens_page"]
 
 LIMIT_BYTES = 15_000_000
 SCRIPTS = ("_memory", "_charts", "_text", "_colours", "_panel", "_selection", "")
-SAMPLED = 12  # positions of each head at which the page's weights are held against the model's
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,14 @@ def lens_page(
         features = LogCode(bits, signed=bool((layer.q < 0).any() or (layer.k < 0).any()))
         routes = LogCode(12, signed=False)
         for head in range(layer.q.shape[0]):
-            block, error = _encode_head(layer, head, features, routes)
+            block, error = encode_head(layer, head, features, routes)
             blocks[f"head-{index}-{head}"] = block
             worst = max(worst, error)
         layers.append(
             {
                 "heads": layer.q.shape[0],
                 "features": layer.q.shape[2],
-                "terms": layer.write.shape[2],
+                "scales": layer.write.shape[2],
                 "rates": [[float(f"{rate:.8g}") for rate in row] for row in layer.rates.tolist()],
                 "ordered": layer.order is not None,
                 "gated": layer.gate is not None,
@@ -99,12 +98,12 @@ def lens_page(
         "surprise": [None if np.isnan(x) else round(float(x), 2) for x in view.surprise],
         "layers": layers,
         "bits": bits,
-        "span": 14,
+        "span": SPAN,
         "error": float(f"{worst:.1e}"),
     }
     return standalone_page(
-        f"{title}: VORT lens",
-        read_part("lens.html"),
+        "lens.html",
+        title=f"{title}: VORT lens",
         styles=["base.css", "lens.css"],
         scripts=[f"lens{part}.js" for part in SCRIPTS],
         data=data,
@@ -112,55 +111,60 @@ def lens_page(
     )
 
 
-def _encode_head(
-    layer: LayerView, head: int, features: LogCode, routes: LogCode
-) -> tuple[str, float]:
-    """One head as base64, and how far its weights on the page are from the model's.
+def _page_bytes(view: TextView, bits: int) -> int:
+    """About how large the page will be: base64 takes four letters for three bytes."""
+    total = 0
+    for layer in view.layers:
+        heads, length, size = layer.q.shape
+        scales = layer.write.shape[2] * (1 if layer.read is None else 2)
+        total += heads * length * (16 + 2 * size * bits / 8 + scales * 1.5)
+    return int(total * 4 / 3) + 150_000
 
-    The order of the parts is that of `lens_memory.js`: three numbers for each token (what a reader
-    and what a writer is multiplied by, the write weights' scale), orders, gates, then codes.
+
+@dataclass(frozen=True)
+class Cell:
+    """The smallest piece of text with tokens of its own: a character, to a byte tokenizer.
+
+    Attributes:
+        shown: what to display, see `visible`.
+        start: first character of the text.
+        end: character after the last.
+        first: first of its tokens.
+        last: last of its tokens; its bytes are all read when this one is.
     """
-    length = layer.q.shape[1]
-    q, k = features.encode(layer.q[head]), features.encode(layer.k[head])
-    write = routes.encode(layer.write[head])
-    read = None if layer.read is None else routes.encode(layer.read[head])
-    gate = np.ones(length, np.float32) if layer.gate is None else layer.gate[head]
-    order = np.zeros(length, np.float32) if layer.order is None else layer.order[head]
-    reader = q.scale / layer.denominator[head] * (1 if read is None else read.scale)
-    parts = [
-        reader.astype("<f4").tobytes(),
-        k.scale.astype("<f4").tobytes(),
-        (write.scale * gate).astype("<f4").tobytes(),
-        _sixteen_bits(order),
-        _sixteen_bits(gate),
-        write.packed,
-        b"" if read is None else read.packed,
-        q.packed,
-        k.packed,
+
+    shown: str
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+def cells_of(text: str, offsets: Sequence[tuple[int, int]]) -> list[Cell]:
+    """The cells of a tokenized text, in order; every token belongs to exactly one.
+
+    Characters that the tokenizer dropped go with the token after them, trailing ones with the last.
+    Tokens without characters (special ones) stand alone as "◇".
+
+    >>> [(cell.shown, cell.first, cell.last) for cell in cells_of("né", [(0, 1), (1, 2), (1, 2)])]
+    [('n', 0, 0), ('é', 1, 2)]
+    """
+    spans: list[list[int]] = []  # start, end, first, last
+    reached = 0
+    for token, (start, end) in enumerate(offsets):
+        if end > start and spans and start < spans[-1][1]:
+            spans[-1][1], spans[-1][3] = max(end, spans[-1][1]), token
+        elif end > start:
+            spans.append([min(reached, start), end, token, token])
+        else:
+            spans.append([reached, reached, token, token])
+        reached = max(reached, end)
+    if spans:
+        spans[-1][1] = max(spans[-1][1], reached)
+    return [
+        Cell(visible(text[start:end]) if end > start else "◇", start, end, first, last)
+        for start, end, first, last in spans
     ]
-    terms, size = layer.write.shape[2], layer.q.shape[2]
-    shown = replace(
-        layer,
-        gate=layer.gate if layer.gate is None else layer.gate[head : head + 1],
-        write=routes.decode(write, terms)[None],
-        read=None if read is None else routes.decode(read, terms)[None],
-        rates=layer.rates[head : head + 1],
-        q=features.decode(q, size)[None],
-        k=features.decode(k, size)[None],
-        denominator=layer.denominator[head : head + 1],
-    )
-    return as_base64(b"".join(parts)), _largest_error(layer, shown, head)
-
-
-def _largest_error(layer: LayerView, shown: LayerView, head: int) -> float:
-    """Over sampled positions: the largest error of a weight, as a share of the largest weight."""
-    length = layer.q.shape[1]
-    worst = 0.0
-    for position in np.unique(np.linspace(length - 1, 0, SAMPLED).astype(int)).tolist():
-        exact = layer.weights(head, position).sum(1)
-        error = np.abs(shown.weights(0, position).sum(1) - exact).max()
-        worst = max(worst, float(error / max(float(np.abs(exact).max()), 1e-30)))
-    return worst
 
 
 def _flags(cells: Sequence[Cell], source: LensText) -> list[int]:
@@ -179,16 +183,41 @@ def _flags(cells: Sequence[Cell], source: LensText) -> list[int]:
     return flags
 
 
-def _sixteen_bits(shares: NDArray[np.float32]) -> bytes:
-    """Numbers in [0, 1], to 1 part in 65,535."""
-    return np.rint(np.clip(shares, 0, 1) * 65535).astype("<u2").tobytes()
+def visible(text: str) -> str:
+    r"""The text with every character that has no shape, or that would move others, as a symbol.
+
+    Controls get their names (⟨NUL⟩), a new line its arrow and the line break itself, marks of
+    direction and other formats their code (⟨U+202E⟩), combining marks a circle to sit on.
+
+    >>> visible("a\x07\u202eb")
+    'a⟨BEL⟩⟨U+202E⟩b'
+    """
+    return "".join(map(_visible_character, text))
 
 
-def _page_bytes(view: TextView, bits: int) -> int:
-    """About how large the page will be: base64 takes four letters for three bytes."""
-    total = 0
-    for layer in view.layers:
-        heads, length, size = layer.q.shape
-        terms = layer.write.shape[2] * (1 if layer.read is None else 2)
-        total += heads * length * (16 + 2 * size * bits / 8 + terms * 1.5)
-    return int(total * 4 / 3) + 150_000
+def _visible_character(character: str) -> str:
+    code = ord(character)
+    if character == "\n":
+        return "↵\n"
+    if character == "\t":
+        return "⇥\t"
+    if code in _NAMES:
+        return f"⟨{_NAMES[code]}⟩"
+    category = unicodedata.category(character)
+    selects_shape = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
+    if selects_shape or category in _SHAPELESS or (category == "Zs" and character != " "):
+        return f"⟨U+{code:04X}⟩"
+    if category in _COMBINING:
+        return "◌" + character
+    return character
+
+
+# Their pictures (U+2400 and on) are missing from many fonts; names are not.
+_CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN "
+    "EM SUB ESC FS GS RS US"
+)
+_NAMES = dict(enumerate(_CONTROLS.split())) | {0x7F: "DEL", 0xA0: "NBSP"}
+# Control, format, surrogate, private use, unassigned; line and paragraph separators.
+_SHAPELESS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_COMBINING = frozenset({"Mn", "Me"})

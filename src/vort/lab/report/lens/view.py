@@ -53,7 +53,7 @@ class LayerView:
     shares: bool
 
     def weights(self, head: int, position: int) -> Floats:
-        """How much one position retrieves of every token up to it, by time scale: `[t + 1, S]`."""
+        """How much one position retrieves of every token up to it, by scale: `[t + 1, S]`."""
         lag = position - np.arange(position + 1, dtype=np.float64)
         kept = np.exp(-self.rates[head].astype(np.float64) * lag[:, None])
         weights = kept * self.write[head, : position + 1]
@@ -127,13 +127,13 @@ def _view_memory(memory: RetentionMemory, inputs: MemoryInputs) -> LayerView:
     write = routing.write
     if gate is not None:
         write = write / gate.clamp_min(1e-30).unsqueeze(-1)
-    heads, terms = write.shape[2:]
+    heads, scales = write.shape[2:]
     return LayerView(
         order=None if routing.order is None else _heads_first(routing.order),
         gate=None if gate is None else _heads_first(gate),
         write=_heads_first(write),
         read=None if routing.read is None else _heads_first(routing.read),
-        rates=(-routing.log_decay).expand(heads, terms).float().cpu().numpy(),
+        rates=(-routing.log_decay).expand(heads, scales).float().cpu().numpy(),
         q=_heads_first(q),
         k=_heads_first(k),
         denominator=_heads_first(_denominator(memory, q, k, routing)),

@@ -60,7 +60,7 @@ const vortMemory = (() => {
     const routes = tableOf(12, false, data.span);
     return {
       length,
-      terms: about.terms,
+      scales: about.scales,
       size: about.features,
       rates: about.rates[head],
       includeSelf: about.includeSelf,
@@ -69,11 +69,11 @@ const vortMemory = (() => {
       gated: about.gated,
       reader: take.floats(length),
       writer: take.floats(length),
-      writeScale: take.floats(length),
+      largestWrite: take.floats(length),
       order: take.shares(length),
       gate: take.shares(length),
-      write: take.codes(length * about.terms, 12, routes),
-      read: about.reads ? take.codes(length * about.terms, 12, routes) : null,
+      write: take.codes(length * about.scales, 12, routes),
+      read: about.reads ? take.codes(length * about.scales, 12, routes) : null,
       q: take.codes(length * about.features, data.bits, features),
       k: take.codes(length * about.features, data.bits, features),
     };
@@ -88,15 +88,15 @@ const vortMemory = (() => {
 
   /** How much position t retrieves of each token up to it: { total [t+1], byScale [S][t+1] }. */
   function reads(head, t) {
-    const { terms, rates } = head;
+    const { scales, rates } = head;
     const total = new Float64Array(t + 1);
     const byScale = rates.map(() => new Float64Array(t + 1));
     const last = head.includeSelf ? t : t - 1;
     for (let i = 0; i <= last; i++) {
-      const common = score(head, t, i) * head.writeScale[i];
-      for (let s = 0; s < terms; s++) {
-        const read = head.read ? head.read[t * terms + s] : 1;
-        const weight = common * read * head.write[i * terms + s] * Math.exp(-rates[s] * (t - i));
+      const common = score(head, t, i) * head.largestWrite[i];
+      for (let s = 0; s < scales; s++) {
+        const read = head.read ? head.read[t * scales + s] : 1;
+        const weight = common * read * head.write[i * scales + s] * Math.exp(-rates[s] * (t - i));
         byScale[s][i] = weight;
         total[i] += weight;
       }
@@ -106,15 +106,15 @@ const vortMemory = (() => {
 
   /** How much each position from i on retrieves of token i: [T - i], by lag. */
   function gives(head, i) {
-    const { terms, rates, length } = head;
+    const { scales, rates, length } = head;
     const out = new Float64Array(length - i);
     for (let t = head.includeSelf ? i : i + 1; t < length; t++) {
       let kernel = 0;
-      for (let s = 0; s < terms; s++) {
-        const read = head.read ? head.read[t * terms + s] : 1;
-        kernel += read * head.write[i * terms + s] * Math.exp(-rates[s] * (t - i));
+      for (let s = 0; s < scales; s++) {
+        const read = head.read ? head.read[t * scales + s] : 1;
+        kernel += read * head.write[i * scales + s] * Math.exp(-rates[s] * (t - i));
       }
-      out[t - i] = score(head, t, i) * head.writeScale[i] * kernel;
+      out[t - i] = score(head, t, i) * head.largestWrite[i] * kernel;
     }
     return out;
   }
@@ -122,10 +122,10 @@ const vortMemory = (() => {
   /** What is left of token i in the memory after each lag, whoever asks: the retention kernel. */
   function kernel(head, i, lag) {
     let sum = 0;
-    for (let s = 0; s < head.terms; s++) {
-      sum += head.write[i * head.terms + s] * Math.exp(-head.rates[s] * lag);
+    for (let s = 0; s < head.scales; s++) {
+      sum += head.write[i * head.scales + s] * Math.exp(-head.rates[s] * lag);
     }
-    return sum * head.writeScale[i];
+    return sum * head.largestWrite[i];
   }
 
   function open(data, layer, head) {

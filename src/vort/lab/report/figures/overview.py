@@ -8,19 +8,19 @@ import numpy as np
 
 from vort.fractional import gl_partial_sums
 from vort.fractional.bounds import bank_growth
-from vort.lab.report.paper_figures.figure import Found, Need, PaperFigure
-from vort.lab.report.style import BLUE, GREY, ORANGE, SKY, SURFACE, YELLOW, canvas
+from vort.lab.report.figures.paper_figure import Found, Need, PaperFigure
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, SKY, SURFACE, YELLOW, canvas
 
 __all__ = ["OVERVIEW"]
 
 _STEPS = 1000
 # Curves that lie on one another stay visible: broad and pale below, thin and dark above.
-_ZIPF_LOOKS: tuple[dict[str, Any], ...] = (
+_ZIPF_LINES: tuple[dict[str, Any], ...] = (
     {"color": SKY, "lw": 5, "marker": "o", "ms": 9},
     {"color": BLUE, "lw": 2, "marker": "s", "ms": 5},
     {"color": "black", "lw": 1, "ls": ":", "marker": ".", "ms": 5},
 )
-_COPY_LOOKS: tuple[dict[str, Any], ...] = (
+_COPY_LINES: tuple[dict[str, Any], ...] = (
     {"color": YELLOW, "lw": 5, "marker": "o", "ms": 9},
     {"color": ORANGE, "lw": 2, "marker": "D", "ms": 5},
     {"color": "black", "lw": 1, "ls": "--", "marker": ".", "ms": 5},
@@ -47,8 +47,8 @@ def _growth(axis: Any) -> None:
     for order in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
         power = [bank_growth(order, int(t))[1] for t in steps]
         label = r"bound $t^{\alpha}/\Gamma(\alpha+1)$" if order == 1.0 else None
-        line = axis.plot(np.log10(steps), np.full(len(steps), order), np.log10(power), zorder=9)
-        line[0].set(color=ORANGE, lw=1.6, ls="--", label=label)
+        curve = axis.plot(np.log10(steps), np.full(len(steps), order), np.log10(power), zorder=9)
+        curve[0].set(color=ORANGE, lw=1.6, ls="--", label=label)
     ticks = range(4)
     for which in (axis.set_xticks, axis.set_zticks):
         which(ticks, [f"$10^{n}$" for n in ticks])
@@ -97,11 +97,11 @@ def _together(rows: Sequence[Mapping[str, Any]]) -> tuple[float, list[float | No
 
 def _reads(axis: Any, pilot: Mapping[str, Any], copy: Mapping[str, Any]) -> None:
     """Shares of the time scales in what queries read: first layer, mean over heads."""
-    for record, task, looks in ((pilot, "Zipf", _ZIPF_LOOKS), (copy, "copy", _COPY_LOOKS)):
+    for record, task, lines in ((pilot, "Zipf", _ZIPF_LINES), (copy, "copy", _COPY_LINES)):
         layer = record["layers"][0]
         classes = [name for name in layer["kinds"] if name.startswith("lag ")]
-        for name, look in zip(classes, looks, strict=False):
-            axis.plot(_shares(layer, name), label=f"{task} query, {_lag(name)}", **look)
+        for name, line in zip(classes, lines, strict=False):
+            axis.plot(_shares(layer, name), label=f"{task} query, {_lag(name)}", **line)
     scales = len(layer["time_constants"])
     axis.axhline(1 / scales, color=GREY, lw=1, ls=":")
     axis.text(0, 1 / scales, "all alike", fontsize=8, color=GREY, va="bottom")

@@ -1,16 +1,83 @@
-"""What every picture shows and where it came from, for people and for programs."""
+"""A figure of the paper: what it needs of a run, how it is drawn, what it says of itself."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vort.lab.report.paper_figures.figure import Found, PaperFigure
-from vort.lab.report.provenance import provenance
+from vort.files import write_atomically
+from vort.lab.report.folder import mapping, provenance, read_cells
 
-__all__ = ["caption_of", "write_captions"]
+__all__ = ["Found", "Need", "PaperFigure", "caption_of", "read_records", "write_captions"]
 
 _VERSIONS = ("vort", "torch", "numpy", "scipy", "python", "device")
+# Records of cells by the name of their experiment.
+Found = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Need:
+    """A measure that VORT's cell of an experiment must have kept."""
+
+    experiment: str
+    key: str
+
+    def __str__(self) -> str:
+        """As people say it.
+
+        >>> print(Need("pilot", "strip"), "and", Need("plasticity", "plasticity"))
+        strip of pilot and plasticity
+        """
+        return self.key if self.key == self.experiment else f"{self.key} of {self.experiment}"
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure, made anew.
+
+    Attributes:
+        name: the paper's label, and the name of its files.
+        draw: makes the picture at a path, from the records that the needs name.
+        caption: what is shown, panel by panel.
+        needs: all of these must be there.
+        any_of: at least one of these, where there are any.
+        seed: of random numbers drawn for the picture itself, if there are any.
+    """
+
+    name: str
+    draw: Callable[[Path, Found], None]
+    caption: str
+    needs: tuple[Need, ...] = field(default=())
+    any_of: tuple[Need, ...] = field(default=())
+    seed: int | None = None
+
+    def missing(self, found: Found) -> tuple[Need, ...]:
+        """What must be measured before this can be drawn; empty if nothing."""
+        lacking = tuple(need for need in self.needs if need.experiment not in found)
+        if self.any_of and not any(need.experiment in found for need in self.any_of):
+            lacking += self.any_of
+        return lacking
+
+
+def read_records(folder: Path, needs: Iterable[Need]) -> dict[str, dict[str, Any]]:
+    """For each experiment the first VORT cell that has all that is needed of it; none, no entry.
+
+    The first in seed, then in name: figures show one model. What cannot be read is passed over.
+    """
+    keys: dict[str, set[str]] = {}
+    for need in needs:
+        keys.setdefault(need.experiment, set()).add(need.key)
+    found = {}
+    for experiment, wanted in keys.items():
+        records = [
+            record
+            for record in read_cells(folder / experiment, []).values()
+            if wanted <= set(record) and mapping(record.get("cell")).get("model") == "vort"
+        ]
+        if records:
+            found[experiment] = min(records, key=lambda record: record["cell"]["seed"])
+    return found
 
 
 def caption_of(figure: PaperFigure, found: Found, files: Sequence[str]) -> dict[str, Any]:
@@ -45,9 +112,9 @@ def write_captions(folder: Path, captions: Sequence[Mapping[str, Any]]) -> None:
     """Write `captions.json` and `captions.md`; pictures drawn there before keep theirs."""
     by_name = _former(folder) | {caption["name"]: caption for caption in captions}
     text = json.dumps(list(by_name.values()), indent=1, ensure_ascii=False)
-    (folder / "captions.json").write_text(text + "\n", encoding="utf-8")
+    write_atomically(folder / "captions.json", text + "\n")
     parts = ["# Figures", *(_markdown(caption) for caption in by_name.values())]
-    (folder / "captions.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    write_atomically(folder / "captions.md", "\n\n".join(parts) + "\n")
 
 
 def _former(folder: Path) -> dict[str, Mapping[str, Any]]:

@@ -10,8 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from vort.cli import app
-from vort.lab.report.paper_figures import PAPER_FIGURES, Need, read_records, write_captions
-from vort.lab.report.style import canvas, figure
+from vort.lab.report.figures import PAPER_FIGURES, Need, read_records, write_captions
+from vort.lab.report.figures.style import canvas, figure
 
 runner = CliRunner(env={"TERM": "dumb"})
 KINDS = ["first", "filler", "again", "filler"] * 5

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vort.fractional import fractional_sum
-from vort.lab.report.paper_figures.figure import Found, Need, PaperFigure
-from vort.lab.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SURFACE, canvas
+from vort.lab.report.figures.paper_figure import Found, Need, PaperFigure
+from vort.lab.report.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SURFACE, canvas
 
 __all__ = ["DIFFUSION_PLASTICITY", "draw_plasticity"]
 
@@ -145,10 +145,10 @@ def _by_layer(axis: Any, runs: Any, *, start: bool) -> None:
         over = [interval([run["orders"][n - 1][kind] for run in runs]) for n in layers]
         means = [found.mean for found in over]
         halves = [found.half if found.count > 1 else 0.0 for found in over]
-        look = {"color": colour, "marker": marker, "ms": 5, "capsize": 3, "label": label}
+        line = {"color": colour, "marker": marker, "ms": 5, "capsize": 3, "label": label}
         # Side by side, or intervals would hide one another.
         places = layers + 0.09 * (number - 1)
-        axis.errorbar(places, means, halves, **look)
+        axis.errorbar(places, means, halves, **line)
         if start:
             axis.plot([0, places[0]], [0.5, means[0]], color=colour, lw=1, ls=":")
     if start:

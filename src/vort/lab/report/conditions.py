@@ -1,16 +1,17 @@
-"""From finished cells to scores and curves: seeds averaged, conditions and models apart."""
+"""From finished cells to scores, curves and charts: seeds averaged, conditions and models apart."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from vort.lab.report.html.run_directory import Experiment, Json, mapping, rows_of
+from vort.lab.report.folder import Experiment, Json, mapping, rows_of
+from vort.lab.report.tables import Grid, grid
 from vort.lab.training.metrics import Interval, interval
 
-__all__ = ["Condition", "conditions_of", "differing"]
+__all__ = ["Chart", "Charts", "Condition", "conditions_of", "differing"]
 
 POINTS = 240  # of a curve: more than a chart has room for
 LANGUAGE = ("book", "text", "language")  # tasks that are scored in bits
@@ -69,23 +70,18 @@ class Condition:
 
     def losses(self) -> dict[str, list[Point]]:
         """Training loss by step."""
-
-        def points(cell: Json) -> Iterator[tuple[float, float, str]]:
-            for row in rows_of(cell.get("history")):
-                step, loss = _real(row.get("step")), _real(row.get("loss"))
-                if step is not None and loss is not None:
-                    yield step, loss, f"step {step:,.0f}"
-
-        return self._curves(points)
+        return self._by_step(lambda row: _real(row.get("loss")))
 
     def validation(self) -> dict[str, list[Point]]:
         """Bits on the validation set by step, buckets weighed by their counts."""
+        return self._by_step(lambda row: _mean_bits(row.get("validation")))
 
+    def _by_step(self, value_of: Callable[[Json], float | None]) -> dict[str, list[Point]]:
         def points(cell: Json) -> Iterator[tuple[float, float, str]]:
             for row in rows_of(cell.get("history")):
-                step, bits = _real(row.get("step")), _mean_bits(row.get("validation"))
-                if step is not None and bits is not None:
-                    yield step, bits, f"step {step:,.0f}"
+                step, value = _real(row.get("step")), value_of(row)
+                if step is not None and value is not None:
+                    yield step, value, f"step {step:,.0f}"
 
         return self._curves(points)
 
@@ -108,6 +104,105 @@ class Condition:
                 kept = np.unique(np.linspace(0, len(curve) - 1, POINTS).round().astype(int))
                 curves[model] = [curve[index] for index in kept.tolist()]
         return curves
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The place of a chart on the page.
+
+    Attributes:
+        number: of its specification, which `report_charts.js` draws at whatever width there is.
+        title: in words.
+        table: its values, where they are shown as a table too.
+    """
+
+    number: int
+    title: str
+    table: Grid | None = None
+
+
+class Charts:
+    """Collects the charts of a page; a model has one colour throughout.
+
+    Attributes:
+        specs: what the page's script reads.
+    """
+
+    def __init__(self) -> None:
+        self.specs: list[dict[str, Any]] = []
+        self._colours = {"vort": 0}  # as in the figures, VORT is blue
+
+    def of_conditions(
+        self, conditions: Sequence[Condition], labels: Mapping[str, Any]
+    ) -> dict[str, list[Chart]]:
+        """Accuracy by lag, then training curves, for every condition that has them.
+
+        labels: what to call models, where that is not their name.
+        """
+        names = {key: str(value) for key, value in labels.items()}
+        by_lag: list[Chart | None] = []
+        training: list[Chart | None] = []
+        for condition in conditions:
+            lags = condition.lags()
+            x = {"label": "lag, tokens (logarithmic)", "log": True}
+            y = {"label": "accuracy", "percent": True}
+            title = _titled("Accuracy by lag", condition)
+            by_lag.append(self._add(lags, title, x, y, names, _values(lags, names)))
+        for condition in conditions:
+            for curves, title, unit in (
+                (condition.losses(), "Training loss", "loss"),
+                (condition.validation(), "Validation", "bits"),
+            ):
+                x, y = {"label": "step"}, {"label": unit}
+                training.append(self._add(curves, _titled(title, condition), x, y, names))
+        found = {"Accuracy by lag": by_lag, "Training": training}
+        drawn = {title: [chart for chart in charts if chart] for title, charts in found.items()}
+        return {title: charts for title, charts in drawn.items() if charts}
+
+    def _add(
+        self,
+        curves: Mapping[str, list[Point]],
+        title: str,
+        x: Mapping[str, Any],
+        y: Mapping[str, Any],
+        names: Mapping[str, str],
+        table: Grid | None = None,
+    ) -> Chart | None:
+        """None where no curve has two points."""
+        if not any(len(points) > 1 for points in curves.values()):
+            return None
+        series = [
+            {
+                "name": names.get(model, model),
+                "colour": self._colours.setdefault(model, len(self._colours)),
+                "points": [[_short(v) for v in point[:4]] + [point[4]] for point in points],
+            }
+            for model, points in curves.items()
+        ]
+        self.specs.append({"title": title, "x": x, "y": y, "series": series})
+        return Chart(len(self.specs) - 1, title, table)
+
+
+def _titled(title: str, condition: Condition) -> str:
+    return f"{title}: {condition.name}" if condition.name else title
+
+
+def _values(curves: Mapping[str, list[Point]], names: Mapping[str, str]) -> Grid:
+    """Curves as a table in percent."""
+    places = sorted({(point[0], point[4]) for points in curves.values() for point in points})
+    values = {
+        names.get(model, model): {point[0]: point[1] for point in points}
+        for model, points in curves.items()
+    }
+    rows = [
+        [words, *(f"{100 * found[x]:.1f}" if x in found else "" for found in values.values())]
+        for x, words in places
+    ]
+    return grid(["", *values], rows)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def conditions_of(experiment: Experiment) -> list[Condition]:

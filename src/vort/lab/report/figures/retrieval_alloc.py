@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from vort.fractional import gl_kernel
-from vort.lab.report.paper_figures.figure import Found, Need, PaperFigure
-from vort.lab.report.style import BLUE, GREY, ORANGE, SERIES, canvas
+from vort.lab.report.figures.paper_figure import Found, Need, PaperFigure
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, SERIES, canvas
 
 __all__ = ["RETRIEVAL_ALLOC"]
 
 _FARTHEST = 100_000
-_LOOKS = {
+_KINDS = {
     "first": (ORANGE, "shows key and label (E)"),
     "again": (BLUE, "asks for the label"),
     "filler": (GREY, "filler"),
@@ -53,7 +53,7 @@ def _strip(axis: Any, strip: Mapping[str, Any], title: str) -> None:
     layer = strip["layers"][0]
     orders, gates = (np.mean(layer[name], axis=0) for name in ("order", "gate"))
     places = np.arange(len(kinds)) + strip["start"]
-    for kind, (colour, _) in _LOOKS.items():
+    for kind, (colour, _) in _KINDS.items():
         where = kinds == kind
         axis.bar(places[where], orders[where], width=0.8, color=colour, zorder=2)
         axis.plot(places[where], gates[where], "_", color="black", ms=3.6, mew=1.3, zorder=3)
@@ -81,9 +81,9 @@ def _handles() -> tuple[list[Any], list[str]]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    patches: list[Any] = [Patch(color=colour) for colour, _ in _LOOKS.values()]
+    patches: list[Any] = [Patch(color=colour) for colour, _ in _KINDS.values()]
     gate = Line2D([], [], color="black", marker="_", ls="", mew=1.3)
-    return [*patches, gate], [*(label for _, label in _LOOKS.values()), "write gate"]
+    return [*patches, gate], [*(label for _, label in _KINDS.values()), "write gate"]
 
 
 RETRIEVAL_ALLOC = PaperFigure(

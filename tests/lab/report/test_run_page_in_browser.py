@@ -8,7 +8,9 @@ import pytest
 
 from tests.lab.report.browser import Browser, Page
 from tests.lab.report.cases import make_run, write
-from vort.lab.report.html import write_report_page
+from vort.lab.report.run_page import write_report_page
+
+BREAKOUT = "\" autofocus onfocus=\"window.hacked=4\" '><b class='hacked'>"
 
 
 @pytest.fixture
@@ -16,7 +18,10 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     run = make_run(tmp_path / "run")
     bad = "<img src=x onerror=window.hacked=1></script><script>window.hacked=2</script>"
     (run / "evil").mkdir()
-    write(run / "evil" / "summary.json", {"title": bad, "about": bad, "notes": [bad]})
+    summary = {"title": bad, "about": bad, "notes": [bad, BREAKOUT, "{{ 7*7 }}"]}
+    sheet = {"title": BREAKOUT, "headings": [BREAKOUT, bad], "rows": [[bad, BREAKOUT]]}
+    figure = {"file": "picture.svg", "caption": BREAKOUT, "command": bad}
+    write(run / "evil" / "summary.json", {**summary, "sheets": [sheet], "figures": [figure]})
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><script>parent.hacked=3</script></svg>'
     (run / "evil" / "picture.svg").write_text(svg)
     file = tmp_path / "report.html"
@@ -28,6 +33,15 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     assert opened.requests() == []
     assert opened.js("window.hacked") is None
     opened.close()
+
+
+def test_hostile_text_stays_text_between_tags_and_in_attributes(page: Page) -> None:
+    assert page.js("document.querySelector('#part-3 img').alt") == BREAKOUT
+    labels = "[...document.querySelectorAll('#part-3 [data-label]')].map(x => x.dataset.label)"
+    assert BREAKOUT in page.js(labels)
+    notes = page.js("[...document.querySelectorAll('#part-3 .notes li')].map(x => x.textContent)")
+    assert notes[1:] == [BREAKOUT, "{{ 7*7 }}"]
+    assert page.js("document.querySelectorAll('.hacked, [onfocus], #part-3 script').length") == 0
 
 
 def test_charts_are_drawn_and_pictures_shown(page: Page) -> None:

@@ -1,18 +1,22 @@
-"""The report page from a run directory: complete, patient with damage, deaf to what files say."""
+"""The report page from a run folder: complete, patient with damage, deaf to what files say."""
 
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from tests.lab.report.cases import cell_of, make_run, write
+from tests.lab.report.cases import PIXEL, cell_of, make_run, write
 from tests.test_cli import plain
 from vort.cli import app
-from vort.lab.report.html import read_run, report_page
-from vort.lab.report.html.markup import table, text
-from vort.lab.report.html.scores import conditions_of
+from vort.lab.report.conditions import conditions_of
+from vort.lab.report.folder import read_run
+from vort.lab.report.run_page import report_page
+from vort.lab.report.standalone import shown
+from vort.lab.report.tables import grid
 
 runner = CliRunner(env={"TERM": "dumb"})
 
@@ -74,14 +78,14 @@ def test_damage_is_named_and_stops_nothing(tmp_path: Path) -> None:
     pilot = make_run(tmp_path) / "pilot"
     (pilot / "cells" / "vort-b1.0-s0.json").write_text('{"cell": {"mod')
     (pilot / "cells" / "odd.json").write_text("[1, 2]")
-    (tmp_path / "kernel" / "results.json").write_bytes(b"\xff\x00")
+    (tmp_path / "kernel" / "summary.json").write_bytes(b"\xff\x00")
     (pilot / "orders.png").unlink()
     run = read_run(tmp_path)
     words = words_of(report_page(run))
     assert "pilot/cells/vort-b1.0-s0.json could not be read" in words
     assert "pilot/cells/odd.json holds a list, not an object" in words
-    assert "kernel/results.json could not be read" in words
-    assert "the figure &#x27;orders.png&#x27; is not there" in words
+    assert "kernel/summary.json could not be read" in words
+    assert "the figure &#39;orders.png&#39; is not there" in words
     assert len(run.problems) == 4
     assert "All 17 cells" in words
 
@@ -99,17 +103,52 @@ def test_any_part_may_be_of_the_wrong_kind(tmp_path: Path, value: object) -> Non
     for key in keys:
         write(folder / "summary.json", {key: value})
         report_page(read_run(tmp_path))
-    write(folder / "results.json", dict.fromkeys(("claims", "rules", "made_by"), value))
+    write(folder / "summary.json", dict.fromkeys((*keys, "labels"), value))
     report_page(read_run(tmp_path))
 
 
-def test_text_from_files_is_escaped(tmp_path: Path) -> None:
-    bad = "<script>alert(1)</script>\"'&"
+class Seen(HTMLParser):
+    """Text, attributes and scripts of a page, as a browser takes them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.data: Any = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "script" and data.startswith("{"):
+            self.data = json.loads(data)
+        else:
+            self.words.append(data)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "<script>alert(1)</script>\"'&",
+        "</script><script>alert(1)</script>",
+        '"><img src=x onerror=alert(1)>',
+        '" onmouseover="alert(1)" \' onclick=\'alert(1)',
+        "{{ 7*7 }}{% raw %}{# #}${7*7}",
+        "<!-- </title></style></textarea>",
+        "&lt;b&gt; &amp;amp; &#34;",
+        "a\u2028b\u2029c",
+    ],
+)
+def test_text_from_files_is_shown_as_it_is_and_does_nothing(tmp_path: Path, bad: str) -> None:
     folder = tmp_path / "evil"
     (folder / "cells").mkdir(parents=True)
     cell = json.loads(json.dumps(cell_of("vort", 1.0, 0)).replace('"vort"', json.dumps(bad)))
     write(folder / "cells" / "c.json", cell)
     row = dict.fromkeys(("where", "states", "measured", "verdict", "erratum"), bad)
+    (folder / "picture.png").write_bytes(PIXEL)
     write(
         folder / "summary.json",
         {
@@ -117,21 +156,49 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
             "notes": [bad],
             "verdicts": [row],
             "sheets": [{"title": bad, "headings": [bad], "rows": [[bad]]}],
-            "figures": [{"file": "../../../etc/passwd", "caption": bad, "command": bad}],
+            "figures": [
+                {"file": "../../../etc/passwd", "caption": bad, "command": bad},
+                {"file": "picture.png", "caption": bad, "command": bad},
+            ],
             "made_by": {bad: bad},
         },
     )
     page = report_page(read_run(tmp_path))
-    assert "<script>alert" not in page
+    seen = Seen(page)
+    harmless = Seen(report_page(read_run(make_run(tmp_path / "harmless"))))
     assert page.count("<script") == page.count("</script>") == 2
+    assert set(seen.tags) <= set(harmless.tags) | {"p"}
+    assert {name for name, _ in seen.attributes} <= {name for name, _ in harmless.attributes}
+    # Two in the contents, then everything that the summary and the cell hold.
+    assert sum(words == bad for words in seen.words) >= 18
+    assert ("alt", bad) in seen.attributes
+    assert ("data-label", bad) in seen.attributes
+    assert {series["name"] for chart in seen.data["charts"] for series in chart["series"]} == {bad}
     assert "root:" not in page
 
 
-def test_figures_stand_to_the_right_and_names_do_not() -> None:
-    markup = table(["a", "score", "erratum"], [["x", "93.0 ± 0.4", "E1"], ["y", "", "E2, E3"]])
-    assert markup.count('class="n"') == 3
-    assert '<td data-label="erratum">E1</td>' in markup
-    assert text(12345) == "12,345"
+def test_folders_and_files_may_have_any_name(tmp_path: Path) -> None:
+    run = tmp_path / "\"><b onclick='x'>{{ 7*7 }}"
+    (run / "<i>").mkdir(parents=True)
+    (run / "<i>" / "'\"><u>.png").write_bytes(PIXEL)
+    write(run / "<i>" / "summary.json", {})
+    seen = Seen(report_page(read_run(run)))
+    assert not {"b", "i", "u"} & set(seen.tags)
+    assert f"VORT report: {run.name}" in seen.words
+    assert ("alt", "'\"><u>") in seen.attributes
+
+
+def test_figures_stand_to_the_right_and_names_do_not(tmp_path: Path) -> None:
+    headings = ["a", "score", "erratum"]
+    rows = [["x", "93.0 ± 0.4", "E1"], ["y", "", "E2, E3"]]
+    assert grid(headings, rows).figures == {1}
+    (tmp_path / "part").mkdir()
+    sheet = {"title": "t", "headings": headings, "rows": rows}
+    write(tmp_path / "part" / "summary.json", {"sheets": [sheet]})
+    page = report_page(read_run(tmp_path))
+    assert page.count('class="n"') == 3
+    assert '<td data-label="erratum">E1</td>' in page
+    assert shown(12345) == "12,345"
 
 
 def test_command_writes_into_the_run_folder_or_elsewhere(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+
+from vort.files import write_atomically
 
 # Okabe and Ito's palette, in an order that also steps in lightness.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -56,6 +59,8 @@ def canvas(path: str | Path, width: float, height: float) -> Iterator[Any]:
         try:
             yield drawing
             dated = {"Date": None} if target.suffix == ".svg" else {}
-            drawing.savefig(target, metadata=dated)
+            picture = BytesIO()
+            drawing.savefig(picture, format=target.suffix[1:] or "png", metadata=dated)
+            write_atomically(target, picture.getvalue())
         finally:
             plt.close(drawing)

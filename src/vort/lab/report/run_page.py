@@ -1,0 +1,279 @@
+"""The page of a run: everything in its folder, on one page that works offline.
+
+What `pages/report.html` shows is put together here; that template says how, and escapes it.
+"""
+
+import base64
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from vort.files import write_atomically
+from vort.lab.report.conditions import Charts, Condition, conditions_of, differing
+from vort.lab.report.folder import PICTURES, Experiment, Json, Run, mapping, read_run, rows_of
+from vort.lab.report.standalone import shown, standalone_page
+from vort.lab.report.tables import Entry, Grid, grid
+from vort.lab.training.metrics import Interval
+from vort.lab.verdicts import VERDICTS
+
+__all__ = ["report_page", "write_report_page"]
+
+LARGEST_PICTURE = 12_000_000
+
+
+def write_report_page(folder: Path, out: Path) -> Run:
+    """Write the page of a run folder to a file, and return what was read."""
+    run = read_run(folder)
+    page = report_page(run)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+    return run
+
+
+def report_page(run: Run) -> str:
+    """The page as text: summary, then a section for each experiment.
+
+    Nothing in it comes from outside, and nothing in the run folder can act in it.
+    """
+    charts = Charts()
+    sections = [
+        _section(f"part-{index}", experiment, charts)
+        for index, experiment in enumerate(run.experiments, 1)
+    ]
+    verdicts = sum((_verdict_counts(part) for part in run.experiments), Counter[str]())
+    cells = sum(len(part.cells) for part in run.experiments)
+    counted = [
+        f"{len(sections)} experiments" if len(sections) != 1 else "1 experiment",
+        f"{verdicts.total()} claims of the paper" if verdicts else "",
+        f"{cells} trained cells" if cells else "",
+    ]
+    return standalone_page(
+        "report.html",
+        title=f"VORT report: {run.folder.resolve().name}",
+        styles=["base.css", "report.css"],
+        scripts=["report_charts.js", "report.js"],
+        data={"charts": charts.specs},
+        subtitle=", ".join(filter(None, counted)),
+        tallies=[
+            (count, name or "without a verdict", VERDICTS.get(name, "other"))
+            for name, count in _best_first(verdicts)
+        ],
+        sections=sections,
+    )
+
+
+def _section(anchor: str, experiment: Experiment, charts: Charts) -> dict[str, Any]:
+    """What the template shows of one experiment."""
+    summary, cells = experiment.summary, experiment.cells
+    conditions = conditions_of(experiment)
+    notes = summary.get("notes")
+    # Before the problems are listed: a picture that cannot be read is one of them.
+    pictures = _pictures(experiment)
+    settings = [_settings(cell) for cell in cells.values()]
+    varied = set(differing(settings))
+    return {
+        "anchor": anchor,
+        "title": experiment.title,
+        "about": summary.get("about"),
+        "command": summary.get("command"),
+        "chips": _chips(experiment),
+        "problems": experiment.problems,
+        "notes": notes if isinstance(notes, list) else [],
+        "verdicts": _verdicts(experiment),
+        "sheets": _sheets(experiment),
+        "scores": _scores(conditions),
+        "plots": charts.of_conditions(conditions, mapping(summary.get("labels"))),
+        "pictures": pictures,
+        "settings": {k: v for k, v in settings[0].items() if k not in varied} if settings else {},
+        "count": len(cells),
+        "cells": _cells(experiment),
+        "at_edge": any(mapping(cell.get("search")).get("at_edge") for cell in cells.values()),
+        "made_by": _made_by(experiment),
+    }
+
+
+def _chips(experiment: Experiment) -> list[Entry]:
+    """Verdicts, cells and damage in a few words each."""
+    counts = _best_first(_verdict_counts(experiment))
+    chips = [Entry(f"{count} {name}", VERDICTS.get(name, "other")) for name, count in counts]
+    cells, bad = len(experiment.cells), len(experiment.problems)
+    if cells:
+        chips.append(Entry("1 cell" if cells == 1 else f"{cells} cells", "plain"))
+    if bad:
+        chips.append(Entry(f"{bad} file{'s' if bad > 1 else ''} unread", "bad"))
+    return chips
+
+
+def _verdict_counts(experiment: Experiment) -> Counter[str]:
+    rows = rows_of(experiment.summary.get("verdicts"))
+    return Counter(str(row.get("verdict", "")) for row in rows)
+
+
+def _best_first(counts: Counter[str]) -> list[tuple[str, int]]:
+    order = {name: place for place, name in enumerate(VERDICTS)}
+    return sorted(counts.items(), key=lambda item: (order.get(item[0], len(order)), item[0]))
+
+
+def _verdict(words: str) -> Entry:
+    """A verdict in its colour; the words say it too."""
+    return Entry(words, VERDICTS.get(words, "other"))
+
+
+def _verdicts(experiment: Experiment) -> Grid | None:
+    """The paper's claims beside what was measured."""
+    rows = rows_of(experiment.summary.get("verdicts"))
+    if not rows:
+        return None
+    body = [
+        [
+            *(row.get(key, "") for key in ("where", "states", "measured")),
+            _verdict(str(row.get("verdict", ""))),
+            row.get("erratum", ""),
+        ]
+        for row in rows
+    ]
+    headings = ["where", "the paper", "measured", "verdict", "erratum"]
+    if not any(row[-1] for row in body):
+        headings, body = headings[:-1], [row[:-1] for row in body]
+    return grid(headings, body, "cards claims")
+
+
+def _sheets(experiment: Experiment) -> list[tuple[Any, Grid]]:
+    """The tables that the experiment wrote, with their titles."""
+    sheets = []
+    for sheet in rows_of(experiment.summary.get("sheets")):
+        headings, rows = sheet.get("headings"), sheet.get("rows")
+        if isinstance(headings, list) and isinstance(rows, list):
+            body = [
+                [_verdict(cell) if cell in VERDICTS else cell for cell in map(shown, row)]
+                for row in rows
+                if isinstance(row, list)
+            ]
+            sheets.append((sheet.get("title", "Table"), grid(headings, body)))
+    return sheets
+
+
+def _scores(conditions: list[Condition]) -> list[tuple[str, Grid]]:
+    """Test scores by model and bucket, with the interval over seeds; the best are marked."""
+    tables = []
+    for condition in conditions:
+        buckets = condition.buckets()
+        if not buckets:
+            continue
+        best = {bucket: _best(condition, bucket) for bucket in buckets}
+        rows = []
+        for model, cells in condition.models.items():
+            scores = [
+                _score(condition, condition.score(model, bucket), model == best[bucket])
+                for bucket in buckets
+            ]
+            sizes = [_one(cells, "parameters"), _one(cells, "state_numbers")]
+            rows.append([model, *scores, len(cells), *sizes])
+        unit = "bits" if condition.language else "accuracy, %"
+        title = f"Test {unit}" + (f": {condition.name}" if condition.name else "")
+        tables.append((title, grid(["model", *buckets, "seeds", "parameters", "state"], rows)))
+    return tables
+
+
+def _best(condition: Condition, bucket: str) -> str | None:
+    scored = {model: condition.score(model, bucket) for model in condition.models}
+    means = {model: score.mean for model, score in scored.items() if score is not None}
+    if len(means) < 2:
+        return None
+    choose = min if condition.language else max
+    return choose(means, key=lambda model: means[model])
+
+
+def _score(condition: Condition, score: Interval | None, best: bool) -> Entry:
+    if score is None:
+        return Entry("")
+    factor, digits = (1, 3) if condition.language else (100, 1)
+    half = f" ± {score.half * factor:.{digits}f}" if score.count > 1 else ""
+    return Entry(f"{score.mean * factor:.{digits}f}", half=half, best=best)
+
+
+def _one(cells: list[Json], key: str) -> Any:
+    return next((cell[key] for cell in cells if cell.get(key) is not None), None)
+
+
+def _pictures(experiment: Experiment) -> list[dict[str, Any]]:
+    """Pictures inside the page, with caption and command."""
+    listed = {str(row.get("file")): row for row in rows_of(experiment.summary.get("figures"))}
+    pictures = []
+    for file in experiment.pictures:
+        about = listed.get(file.name, {})
+        source = _data_uri(file, experiment)
+        if source is not None:
+            caption = about.get("caption") or file.stem.replace("_", " ")
+            pictures.append({"source": source, "caption": caption, "command": about.get("command")})
+    return pictures
+
+
+def _data_uri(picture: Path, experiment: Experiment) -> str | None:
+    try:
+        content = picture.read_bytes()
+    except OSError as problem:
+        experiment.problems.append(f"{experiment.name}/{picture.name}: {problem}")
+        return None
+    if len(content) > LARGEST_PICTURE:
+        size = f"{len(content) / 1e6:.0f} MB"
+        experiment.problems.append(f"{experiment.name}/{picture.name} is left out: {size}")
+        return None
+    return f"data:{PICTURES[picture.suffix]};base64,{base64.b64encode(content).decode()}"
+
+
+def _cells(experiment: Experiment) -> Grid | None:
+    """Every cell in a row: what sets it apart, its scores, its cost."""
+    cells = experiment.cells
+    if not cells:
+        return None
+    flat = {name: _settings(cell) for name, cell in cells.items()}
+    varied = [key for key in differing(flat.values()) if not key.startswith("cell ")]
+    rows = []
+    for name, cell in cells.items():
+        test = mapping(cell.get("test"))
+        total = mapping(test.get("all", next(iter(test.values()), None)))
+        costs = ("parameters", "state_numbers", "tokens_per_second", "seconds")
+        rows.append(
+            [
+                *(name, _rate(cell), total.get("accuracy"), total.get("bits")),
+                *(cell.get(key) for key in costs),
+                mapping(cell.get("made_by")).get("device"),
+                *(flat[name].get(key, "") for key in varied),
+            ]
+        )
+    headings = ["cell", "learning rate", "accuracy", "bits", "parameters", "state"]
+    return grid([*headings, "tokens/s", "seconds", "device", *varied], rows)
+
+
+def _settings(cell: Json) -> dict[str, str]:
+    """Task, model and training settings of a cell on one level, as text."""
+    flat = {}
+    for part in ("scale", "task", "model", "training"):
+        value = cell.get(part)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                flat[f"{part}.{key}"] = "none" if item is None else shown(item)
+        elif value is not None:
+            flat[part] = shown(value)
+    return flat
+
+
+def _rate(cell: Json) -> str:
+    search = mapping(cell.get("search"))
+    rate = search.get("best", mapping(cell.get("training")).get("learning_rate"))
+    return "" if rate is None else f"{shown(rate)}{'*' if search.get('at_edge') else ''}"
+
+
+def _made_by(experiment: Experiment) -> dict[str, str]:
+    """Everything that made the numbers: versions, machines, commands."""
+    found: dict[str, dict[str, None]] = {}
+    for source in (experiment.summary, *experiment.cells.values()):
+        for key, value in mapping(source.get("made_by")).items():
+            found.setdefault(str(key), {})[shown(value)] = None
+    return {key: _several(list(values)) for key, values in found.items()}
+
+
+def _several(values: list[str]) -> str:
+    more = f"; and {len(values) - 6} more" if len(values) > 6 else ""
+    return "; ".join(values[:6]) + more
