@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,13 +66,13 @@ def reproduce(
     if not 0 < share <= 1:
         raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
     size, side_by_side = read_size(scale), read_workers(workers)
-    names = read_names(only, "--only", EXPERIMENTS)
-    plan = Plan(size, names, books_of(data), share)
-    plan.choose(cells, read_settings(changes, "--set"))
+    asked = [EXPERIMENTS[name] for name in read_names(only, "--only", EXPERIMENTS)]
+    plan = Plan(size, books_of(data), share)
+    experiments, todo = plan.choose(asked, cells, read_settings(changes, "--set"))
     folder = RunFolder(Path("reports") / size if out is None else out)
 
-    failed = _run(plan.todo if run else [], folder, side_by_side, resume)
-    for experiment in plan.experiments:
+    failed = _run(todo if run else [], folder, side_by_side, resume)
+    for experiment in experiments:
         _summarise(experiment, plan, folder)
     if only is None:
         _draw_paper_figures(folder)
@@ -82,76 +82,51 @@ def reproduce(
         raise typer.Exit(1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Plan:
-    """Which experiments are summarised, and which of their cells are done.
-
-    Attributes:
-        size: "laptop" or "paper".
-        names: of the experiments asked for.
-        data: folder of texts, or None.
-        share: of each cell's training.
-        todo: the cells chosen.
-        whole: whether all of them are.
-    """
+    """How large experiments are: their size, the folder of texts if any, the share of training."""
 
     size: "Size"
-    names: Sequence[str]
     data: Path | None
     share: float
-    todo: "list[Cell]" = field(default_factory=list)
-    whole: bool = True
-
-    @property
-    def experiments(self) -> "list[Experiment]":
-        """What is asked for and has a part in what is done, in order."""
-        from vort.lab.experiments import EXPERIMENTS
-
-        touched = {cell.experiment for cell in self.todo}
-        asked = [EXPERIMENTS[name] for name in self.names]
-        return [e for e in asked if self.whole or touched & {e.name, *e.uses}]
 
     def cells(self, experiment: "Experiment") -> "list[Cell]":
-        """Its cells, as long as they are to be."""
+        """All cells of an experiment, as long as they are to be."""
         found = experiment.cells(self.size, self.data)
         return [cell.shortened(self.share) for cell in found]
 
-    def choose(self, pattern: str | None, changes: Mapping[str, Any]) -> None:
-        """Take all cells, or those whose name fits, or these with other settings.
+    def choose(
+        self, asked: "Sequence[Experiment]", pattern: str | None, changes: Mapping[str, Any]
+    ) -> "tuple[list[Experiment], list[Cell]]":
+        """The experiments to summarise and the cells to do.
 
-        Those that lack a setting are left out, and none at all is an error.
+        All that is asked for, or the cells whose name fits, or these with other settings, and the
+        experiments that show them. Cells that lack a setting are left out; none at all is an error.
         """
-        from vort.lab.experiments import EXPERIMENTS
-
-        self.whole = pattern is None and not changes
-        asked = [EXPERIMENTS[name] for name in self.names]
         found = [(e, cell) for e in asked for cell in e.cells(self.size, self.data)]
+        if pattern is None and not changes:
+            return list(asked), [cell.shortened(self.share) for _, cell in found]
         # Names are those of whole cells, whatever their share is.
-        fits = [
-            (e, cell.shortened(self.share))
-            for e, cell in found
-            if pattern is None or fnmatch(cell.id, pattern)
-        ]
-        if not self.whole and not fits:
-            ids = [cell.id for _, cell in found]
-            shown = f"{', '.join(ids[:6])}{' ...' if len(ids) > 6 else ''}" if ids else "no cells"
-            asked_for = "--set" if pattern is None else f"--cells {pattern}"
-            raise typer.BadParameter(
-                f"{asked_for} fits no cell of {', '.join(self.names)}; there are {shown}"
-            )
-        if not changes:
-            self.todo = [cell for _, cell in fits]
-            return
+        fits = [(e, c) for e, c in found if pattern is None or fnmatch(c.id, pattern)]
+        if not fits:
+            option = "--set" if pattern is None else f"--cells {pattern}"
+            names, ids = ", ".join(e.name for e in asked), [cell.id for _, cell in found]
+            shown = ", ".join([*ids[:6], *(["..."] if len(ids) > 6 else [])]) or "no cells"
+            raise typer.BadParameter(f"{option} fits no cell of {names}; there are {shown}")
+        todo: list[Cell] = []
         problems: dict[str, str] = {}
         for experiment, cell in fits:
+            short = cell.shortened(self.share)
             try:
-                self.todo.append(experiment.changed(cell, changes))
+                todo.append(experiment.changed(short, changes) if changes else short)
             except TypeError as problem:
                 problems.setdefault(experiment.name, str(problem))
-        if not self.todo:
+        if not todo:
             raise typer.BadParameter("; ".join(problems.values()))
-        for name, problem_text in problems.items():
-            console.print(f"{name}: left out, {escape(problem_text)}")
+        for name, words in problems.items():
+            console.print(f"{name}: left out, {escape(words)}")
+        touched = {cell.experiment for cell in todo}
+        return [e for e in asked if touched & {e.name, *e.uses}], todo
 
 
 def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, resume: bool) -> int:

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from vort.lab.report.tables import Sheet
 from vort.lab.tasks import Batch, LabelCopy, ZipfRetrieval, embed_parts, sources_by_key
 from vort.lab.training import TrainingConfig, interval, train
 from vort.lab.verdicts import Claim, judge
-from vort.models import VortConfig, VortForCausalLM
 from vort.plasticity import (
     LayerScores,
     Retrievals,
@@ -32,6 +31,9 @@ from vort.plasticity import (
     retrieval_objective,
 )
 from vort.plasticity.loss import Similarity
+
+if TYPE_CHECKING:
+    from vort.models import VortConfig, VortForCausalLM
 
 __all__ = ["PLASTICITY", "claims", "one_order", "run"]
 
@@ -202,8 +204,10 @@ def _task(length: int, seed: int) -> LabelCopy:
     )
 
 
-def _config(task: LabelCopy, feature_map: str) -> VortConfig:
+def _config(task: LabelCopy, feature_map: str) -> "VortConfig":
     """A small model in the paper's mode: the order is all that a token says about its writing."""
+    from vort.models import VortConfig
+
     return VortConfig(
         vocab_size=task.vocab_size,
         hidden_size=32,
@@ -224,8 +228,10 @@ def _config(task: LabelCopy, feature_map: str) -> VortConfig:
 
 def _train(
     task: LabelCopy, feature_map: str, seed: int, steps: int, learning_rate: float, weight: float
-) -> tuple[VortForCausalLM, Record]:
+) -> "tuple[VortForCausalLM, Record]":
     """A model trained with this weight of L_ret, and what came of it."""
+    from vort.models import VortForCausalLM
+
     torch.manual_seed(seed)
     model = VortForCausalLM(_config(task, feature_map))
     embed_parts(model, task)
@@ -255,7 +261,7 @@ def _train(
 
 
 @torch.no_grad()
-def _orders(model: VortForCausalLM, batch: Batch) -> list[Tensor]:
+def _orders(model: "VortForCausalLM", batch: Batch) -> list[Tensor]:
     """`[B, T, H]` for each layer."""
     model.eval()
     found = model.model(batch["input_ids"], output_orders=True, use_cache=False).orders
@@ -288,7 +294,7 @@ def _example(orders: Sequence[Tensor], batch: Batch) -> Record:
 
 
 def _refine(
-    model: VortForCausalLM, task: LabelCopy, iterations: int, similarity: Similarity
+    model: "VortForCausalLM", task: LabelCopy, iterations: int, similarity: Similarity
 ) -> Record:
     """Free orders refined layer by layer on the queries and keys of a model."""
     batch = task.batch("validation", range(4))
