@@ -37,11 +37,6 @@ __all__ = [
     "write_summary",
 ]
 
-# The paper's order; experiments it does not know follow by name.
-ORDER = (
-    *("kernel", "pilot", "label_copy", "books", "ablations", "complexity", "orders"),
-    "plasticity",
-)
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 Json = dict[str, Any]
 
@@ -133,15 +128,19 @@ class Run:
 def read_run(folder: Path) -> Run:
     """The experiments of a run folder, or the folder itself where it is one experiment.
 
+    They come in the order of the lab's own list; those it does not know follow by name.
+
     Raises NotADirectoryError where there is none, and ValueError where it holds no experiment.
     """
+    from vort.lab.experiments import EXPERIMENTS
+
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
     if _is_experiment(folder):
         return Run(folder, [_read_experiment(folder)])
     found = [path for path in folder.iterdir() if path.is_dir() and _is_experiment(path)]
-    place = {name: index for index, name in enumerate(ORDER)}
-    parts = sorted(found, key=lambda path: (place.get(path.name, len(ORDER)), path.name))
+    place = {name: index for index, name in enumerate(EXPERIMENTS)}
+    parts = sorted(found, key=lambda path: (place.get(path.name, len(place)), path.name))
     if not parts:
         raise ValueError(f"{folder} holds no experiment: a folder with summary.json or cells/")
     return Run(folder, [_read_experiment(part) for part in parts])
