@@ -25,12 +25,13 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained HTML page: verdicts, tables, curves, figures, commands."""
+    from vort.lab.experiments import EXPERIMENTS
     from vort.lab.experiments.cell import RunFolder
     from vort.lab.report.run_page import write_report_page
 
     target = RunFolder(run_dir).page if out is None else out
     try:
-        run = write_report_page(run_dir, target)
+        run = write_report_page(run_dir, target, EXPERIMENTS)
     except (OSError, ValueError) as problem:
         raise typer.BadParameter(str(problem)) from problem
     for problem_text in run.problems:

@@ -219,7 +219,8 @@ def _draw_paper_figures(folder: "RunFolder") -> None:
 
 
 def _write_page(folder: "RunFolder") -> None:
+    from vort.lab.experiments import EXPERIMENTS
     from vort.lab.report.run_page import write_report_page
 
-    write_report_page(folder.root, folder.page)
+    write_report_page(folder.root, folder.page, EXPERIMENTS)
     console.print(f"report: [bold]{os.path.relpath(folder.page)}[/bold]")
