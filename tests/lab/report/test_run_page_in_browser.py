@@ -8,6 +8,7 @@ import pytest
 
 from tests.lab.report.browser import Browser, Page
 from tests.lab.report.cases import make_run, write
+from vort.lab.experiments import EXPERIMENTS
 from vort.lab.report.run_page import write_report_page
 
 BREAKOUT = "\" autofocus onfocus=\"window.hacked=4\" '><b class='hacked'>"
@@ -25,7 +26,7 @@ def page(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><script>parent.hacked=3</script></svg>'
     (run / "evil" / "picture.svg").write_text(svg)
     file = tmp_path / "report.html"
-    write_report_page(run, file)
+    write_report_page(run, file, EXPERIMENTS)
     opened = browser.open(file)
     opened.wait("document.body.dataset.ready === 'yes'")
     yield opened
