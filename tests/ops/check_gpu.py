@@ -25,6 +25,7 @@ for folder in (ROOT, ROOT / "src"):
 import torch  # noqa: E402
 
 from tests.ops.feature_maps import cases as maps  # noqa: E402
+from tests.ops.linear.cases import CHECKS  # noqa: E402
 from tests.ops.local_attention import fused as local  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
 from tests.ops.retention.fused import (  # noqa: E402
@@ -36,6 +37,7 @@ from tests.ops.retention.fused import (  # noqa: E402
     step_errors,
 )
 from tests.ops.rms_norm import cases as norms  # noqa: E402
+from tests.ops.short_convolution import cases as heads  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 COMPILED = {
@@ -65,6 +67,12 @@ def errors_of(job: Job, device: str = "cuda") -> dict[str, float]:
         return maps.relative_errors(case, dtype, device, seed)
     if kind == "rms_norm":
         return norms.relative_errors(case, dtype, device, seed)
+    if kind == "heads":
+        return heads.relative_errors(case, dtype, device, seed)
+    if kind == "heads, steps in place":
+        return heads.step_errors(case, dtype, device, seed)
+    if kind in CHECKS:
+        return CHECKS[kind](dtype, device, seed)
     if kind == "order_weights":
         return orders.relative_errors(case, dtype, device, seed)
     return {"gradient": COMPILED[kind](device)}
@@ -106,6 +114,9 @@ def all_jobs(seed: int) -> list[Job]:
         jobs += [("retention", case, dtype, seed + i) for i, case in enumerate(GPU_CASES)]
         jobs += [(case.kind, case, dtype, seed) for case in maps.GPU_CASES]
         jobs += [("rms_norm", case, dtype, seed) for case in norms.GPU_CASES]
+        jobs += [("heads", case, dtype, seed) for case in heads.GPU_CASES]
+        jobs += [("heads, steps in place", case, dtype, seed) for case in heads.STEPS]
+        jobs += [(name, None, dtype, seed) for name in CHECKS]
     # float32 alone: weights of orders know no other type
     jobs += [("order_weights", case, float32, seed) for case in orders.GPU_CASES]
     return jobs + [("step", case, float32, seed) for case in STEP_CASES]
