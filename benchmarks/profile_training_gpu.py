@@ -19,14 +19,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vort.lab.experiments.pilot import TASK
-from vort.lab.experiments.recall import recall_cell
-from vort.lab.experiments.sizes import RECALL_TRAINING
-from vort.lab.experiments.work import build_model
+from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.models import build_model
 from vort.lab.report.folder import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training.data import compact
-from vort.lab.training.scoring import Scorer
+from vort.lab.training.scorer import Scorer
 
 STEPS = 20
 BATCH = 32
@@ -34,10 +32,9 @@ BATCH = 32
 
 def training_step(name: str) -> tuple[torch.nn.Module, Callable[[], None]]:
     """The model, and one step of its training."""
-    cell = recall_cell("pilot", "paper", name, 0, TASK["paper"], RECALL_TRAINING["paper"])
-    settings = dict(cell.task)
-    task = make_task(settings.pop("name"), **settings)
-    model = build_model(cell, task).cuda().train()
+    cell = next(c for c in EXPERIMENTS["pilot"].cells("paper", None) if c.model == name)
+    task = make_task(**cell.task)
+    model = build_model(task, cell.config, cell.seed).cuda().train()
     scorer = Scorer(model, task.num_classes)
     rows = compact(task.batch("train", list(range(BATCH))))
     batch = {key: x.cuda() for key, x in rows.items()}

@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
+from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import Cell
-from vort.lab.experiments.pilot import TASK
-from vort.lab.experiments.recall import recall_cell
-from vort.lab.experiments.sizes import RECALL_TRAINING
-from vort.lab.experiments.work import build_model
+from vort.lab.experiments.models import build_model
 from vort.lab.report.folder import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, train
@@ -24,11 +22,11 @@ MODELS = ("vort", "power_law", "mixture", "exponential", "softmax")
 
 
 def measure(cell: Cell, steps: int) -> dict[str, float | str | int]:
-    settings = dict(cell.task)
-    task = make_task(settings.pop("name"), **settings)
-    model = build_model(cell, task)
+    task = make_task(**cell.task)
+    model = build_model(task, cell.config, cell.seed)
     options = {**cell.training, "steps": steps, "checkpoint_every": None, "test_sequences": 0}
-    config = TrainingConfig(**options, evaluation_sequences=1, progress=False, log_every=steps)
+    options |= {"evaluation_sequences": 1, "progress": False, "log_every": steps}
+    config = TrainingConfig(**options)
     torch.cuda.reset_peak_memory_stats()
     found = train(model, task, config)
     return {
@@ -48,12 +46,10 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    training = dict(RECALL_TRAINING["paper"])
-    training.pop("evaluation_sequences")
+    cells = EXPERIMENTS["pilot"].cells("paper", None)
     rows = []
     for name in arguments.models.split(","):
-        cell = recall_cell("pilot", "paper", name, 0, TASK["paper"], training)
-        rows.append(measure(cell, arguments.steps))
+        rows.append(measure(next(c for c in cells if c.model == name), arguments.steps))
         print(f"{name:<24}{rows[-1]['tokens_per_second'] / 1e6:8.2f} M tokens/s", flush=True)
     if arguments.out:
         arguments.out.write_text(

@@ -46,13 +46,42 @@ def test_kernel_prints_basis_certificate_and_comparison(
             ["reproduce", "--only", "dreams"],
             "ablations, complexity, orders, plasticity, got dreams",
         ),
+        (
+            ["reproduce", "--only", "pilot", "--cells", "nomatch"],
+            "--cells nomatch fits no cell of pilot; there are pilot-laptop-vort-beta1.0-seed0,",
+        ),
+        (["reproduce", "--only", "kernel", "--cells", "*"], "fits no cell of kernel; there are no"),
+        (["reproduce", "--workers", "0"], "--workers must be at least 1, got 0"),
+        (["reproduce", "--scale", "huge"], "--scale takes laptop or paper, got huge"),
+        (["reproduce", "--set", "nonsense"], "--set takes name=value, got 'nonsense'"),
+        (
+            ["reproduce", "--only", "pilot", "--set", "training.learning_rat=1"],
+            "has no setting 'training.learning_rat'; did you mean training.learning_rate?",
+        ),
+        (
+            ["reproduce", "--only", "pilot", "--set", "model.num_scale=1"],
+            "did you mean model.num_scales?",
+        ),
+        (["reproduce", "--only", "pilot", "--set", "task.lenght=1"], "did you mean task.length?"),
+        (["tune", "orders"], "experiment must be one of pilot, label_copy, books, got 'orders'"),
+        (["tune", "books", "--scale", "paper"], "books has no cells to tune at --scale paper"),
+        (["tune", "pilot", "--workers", "0"], "--workers must be at least 1, got 0"),
+        (["figures", "nope"], "RUN_DIR must be a folder that vort reproduce wrote, got nope"),
+        (["report", "nope"], "nope is not a folder"),
+        (["train", "dreams", "--out", "nowhere"], "task must be one of books, label_copy, mqar"),
     ],
 )
-def test_bad_options_are_explained(arguments: list[str], message: str) -> None:
+def test_bad_options_are_explained(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VORT_DATA", raising=False)
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2
     flat = " ".join(plain(result.output).replace("│", " ").split())
-    assert message in flat
+    # Words too long for a line of the terminal are cut anywhere.
+    assert message.replace(" ", "") in flat.replace(" ", "")
+    assert not list(tmp_path.iterdir()), "a command that did nothing left something behind"
 
 
 def test_reproduce_writes_a_report_with_computed_verdicts(tmp_path: Path) -> None:
@@ -85,6 +114,43 @@ def test_reproduce_trains_cells_once_and_ends_with_tables_and_a_page(
     assert summary["scale"] == "laptop"
     assert summary["sheets"][0]["rows"][0][0] == "VORT (ours)"
     assert "Learned orders" in (tmp_path / "report.html").read_text()
+
+
+def test_any_setting_of_a_cell_can_be_changed_and_nothing_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vort.lab.commands.reproduce.console", Console(width=200))
+    arguments = ["reproduce", "--only", "pilot,complexity", "--cells", "pilot-*-vort-*seed0"]
+    arguments += ["--share", "0.02", "--out", str(tmp_path), "--workers", "1"]
+    assert runner.invoke(app, arguments).exit_code == 0
+    (plain_cell,) = (tmp_path / "pilot" / "cells").iterdir()
+    before = plain_cell.read_bytes()
+    changes = ["--set", "training.learning_rate=1e-3", "--set", "model.num_scales=4"]
+    changes += ["--set", "task.length=500"]
+    changed = runner.invoke(app, [*arguments, *changes])
+    assert changed.exit_code == 0, changed.output
+    assert plain_cell.read_bytes() == before
+    assert len(list((tmp_path / "pilot" / "cells").iterdir())) == 2
+    assert "1 of 1 cells are done already" in runner.invoke(app, [*arguments, *changes]).output
+    # A later summary shows both, with the change in the label.
+    assert runner.invoke(app, [*arguments, "--no-run"]).exit_code == 0
+    summary = json.loads((tmp_path / "pilot" / "summary.json").read_text())
+    words = "model.num_scales=4 task.length=500 training.learning_rate=0.001"
+    labels = [row[0] for row in summary["sheets"][0]["rows"]]
+    assert labels == ["VORT (ours)", f"VORT (ours) [{words}]"]
+    assert f"VORT (ours) [{words}] 0.001 (not searched)" in " ".join(summary["notes"])
+    # What has no part in it is left alone.
+    assert not (tmp_path / "complexity").exists()
+
+
+def test_figures_that_cannot_be_drawn_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vort.lab.commands.figures.console", Console(width=200))
+    result = runner.invoke(app, ["figures", str(tmp_path), "--only", "overview"])
+    assert result.exit_code == 2
+    assert "left out" in result.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_of_train_can_be_scored_again(tmp_path: Path) -> None:

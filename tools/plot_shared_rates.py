@@ -14,7 +14,7 @@ from vort.lab.report.figures.style import BLUE, ORANGE, SERIES, figure
 from vort.ops import paper_banks
 
 ROOT = Path(__file__).parents[1]
-HORIZON, TERMS, BANKS, BANK_TERMS = 1_000, 8, 10, 15
+HORIZON, TERMS, BANKS, BANK_SCALES = 1_000, 8, 10, 15
 ORDERS = (0.3, 0.5, 0.7, 0.9)
 
 
@@ -46,10 +46,10 @@ def _errors(axis: Any, basis: PowerLawBasis) -> None:
     orders = torch.linspace(basis.order_min, 1, 400, dtype=torch.float64)
     exact = gl_weights(orders, HORIZON)
     lags = torch.arange(HORIZON + 1, dtype=torch.float64)
-    write, log_decay = paper_banks(orders.view(1, -1, 1), BANKS, BANK_TERMS, HORIZON)
+    write, log_decay = paper_banks(orders.view(1, -1, 1), BANKS, BANK_SCALES, HORIZON)
     banks = write[0, :, 0] @ torch.exp(log_decay[:, None] * lags)
     shared = basis.kernel(orders[:, None], lags)
-    label = f"{BANKS} banks of {BANK_TERMS} terms, E1 to E4 corrected: {len(log_decay)} states"
+    label = f"{BANKS} banks of {BANK_SCALES} terms, E1 to E4 corrected: {len(log_decay)} states"
     axis.semilogy(orders, _worst(banks, exact), color=ORANGE, label=label)
     axis.semilogy(
         orders, _worst(shared, exact), color=BLUE, label=f"shared rates: {basis.terms} states"

@@ -6,11 +6,10 @@ try:
     import typer
 
     from vort.lab.commands import probe
-    from vort.lab.commands.figures import figures
+    from vort.lab.commands.figures import figures, report
     from vort.lab.commands.generate import generate
     from vort.lab.commands.kernel import kernel
     from vort.lab.commands.lens import lens
-    from vort.lab.commands.report import report
     from vort.lab.commands.reproduce import reproduce
     from vort.lab.commands.train import evaluate, train
     from vort.lab.commands.tune import tune

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from vort.lab.experiments.scores import (
-    Comparison,
     PaperTable,
     margin,
     over_seeds,
@@ -15,8 +14,8 @@ from vort.lab.experiments.scores import (
 )
 from vort.lab.training.metrics import interval
 
-ACCURACY = PaperTable("t", "accuracy", ("a", "b"), {"Exponential": (90.0, 50.0)}, 2.0)
-BITS = PaperTable("t", "bits", ("a",), {"Exponential": (1.5,)}, 0.02)
+ACCURACY = PaperTable("t", "accuracy", {"Exponential": (90.0, 50.0)}, 2.0)
+BITS = PaperTable("t", "bits", {"Exponential": (1.5,)}, 0.02)
 
 
 def record(model: str, seed: int, value: float, **tags: Any) -> dict[str, Any]:
@@ -57,23 +56,27 @@ def test_verdict_on_accuracy(values: list[float], expected: str) -> None:
 def test_a_smaller_gain_than_the_papers_is_reproduced_in_part(
     gains: list[float], expected: str
 ) -> None:
-    assert verdict_on_gain(27.0, Comparison(interval(gains)), ACCURACY) == expected
+    assert verdict_on_gain(27.0, interval(gains), ACCURACY) == expected
 
 
 def test_fewer_bits_are_better() -> None:
     assert verdict(1.5, interval([1.4]), BITS) == "exceeded"
     assert verdict(1.5, interval([1.6]), BITS) == "not reproduced"
-    gain = margin([record("x", 0, 1.4)], [record("y", 0, 1.5)], "a", BITS).difference
+    gain = margin([record("x", 0, 1.4)], [record("y", 0, 1.5)], "a", BITS)
+    assert gain is not None
     assert gain.mean == pytest.approx(0.1)
 
 
 def test_a_margin_compares_seed_by_seed_and_one_seed_is_never_clear() -> None:
     ours = [record("x", s, 0.6 + 0.1 * s) for s in range(3)]
     rival = [record("y", s, 0.5 + 0.1 * s) for s in range(3)]
-    compared = margin(ours, rival, "b", ACCURACY)
-    assert compared.difference.mean == pytest.approx(10)
-    assert compared.clear  # the seeds vary, the difference does not
-    assert not margin(ours[:1], rival[:1], "b", ACCURACY).clear
+    gain, single = (margin(ours[:n], rival[:n], "b", ACCURACY) for n in (3, 1))
+    assert gain is not None
+    assert gain.mean == pytest.approx(10)
+    assert gain.clear  # the seeds vary, the difference does not
+    assert single is not None
+    assert not single.clear
+    assert margin(ours[:1], rival[1:], "b", ACCURACY) is None  # no seed in common
 
 
 def test_several_betas_of_a_seed_count_once() -> None:

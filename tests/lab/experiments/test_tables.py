@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from vort.lab.experiments.cell import SCALES, Scale
-from vort.lab.experiments.registry import EXPERIMENTS
-from vort.lab.experiments.tuned import trials_for
-from vort.lab.experiments.tuning import SEED, best_of, search_cells
+from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.cell import SIZES, Size
 from vort.layers import VortAttention
 from vort.models import VortConfig
 from vort.models.modeling_vort import mlp_width
@@ -16,52 +14,25 @@ from vort.models.modeling_vort import mlp_width
 BOOKS = Path("somewhere")
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_cells_have_names_of_their_own_and_settings_that_exist(name: str, scale: Scale) -> None:
-    cells = EXPERIMENTS[name].cells(scale, BOOKS)
+def test_cells_have_names_of_their_own_and_settings_that_exist(name: str, size: Size) -> None:
+    cells = EXPERIMENTS[name].cells(size, BOOKS)
     assert len({cell.id for cell in cells}) == len(cells)
     for cell in cells:
         VortConfig(**cell.config)
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["pilot", "books"])
-def test_models_of_a_table_have_equally_many_parameters(name: str, scale: Scale) -> None:
+def test_models_of_a_table_have_equally_many_parameters(name: str, size: Size) -> None:
     sizes = {}
-    for cell in EXPERIMENTS[name].cells(scale, BOOKS):
+    for cell in EXPERIMENTS[name].cells(size, BOOKS):
         config = VortConfig(**cell.config)
         attention = sum(x.numel() for x in VortAttention(config).parameters())
         embeddings = 2 * 300 * config.hidden_size
         sizes[cell.model] = attention + 3 * config.hidden_size * mlp_width(config) + embeddings
     assert max(sizes.values()) / min(sizes.values()) < 1.02, sizes
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_model_gets_the_same_number_of_trials_of_the_same_length(scale: Scale) -> None:
-    cells = search_cells("pilot", scale, share=0.1)
-    by_model: dict[str, list[Any]] = {}
-    for cell in cells:
-        by_model.setdefault(cell.model, []).append(cell)
-    assert len({len(members) for members in by_model.values()}) == 1
-    assert len({cell.training["steps"] for cell in cells}) == 1
-    assert {cell.seed for cell in cells} == {SEED}
-    assert {cell.training["test_sequences"] for cell in cells} == {0}
-    rates = {cell.config["exponential_rate"] for cell in by_model["exponential"]}
-    assert len(rates) >= 3
-
-
-def test_the_best_trial_wins_on_validation_bits(tmp_path: Path) -> None:
-    from vort.lab.experiments.cell import write_cell
-
-    cells = search_cells("pilot", "laptop", ["vort"])
-    for number, cell in enumerate(cells[:-1]):  # the last one broke down
-        bits = {"all": {"bits": abs(number - 2.0)}}
-        write_cell(cell, tmp_path, {"validation": bits, "steps": 3})
-    found = best_of(cells, tmp_path)["vort"]
-    assert found["best"] == trials_for("pilot", "laptop", "vort", 1000)[2]
-    assert found["trials"][-1]["bits"] is None
-    assert not found["at_edge"]
 
 
 def test_books_at_paper_scale_need_a_folder() -> None:
@@ -129,5 +100,62 @@ def test_orders_are_summarised_from_the_other_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_summary_of_nothing_is_empty_and_no_error(name: str) -> None:
-    summary = EXPERIMENTS[name].summarise([], "laptop")
-    assert not any(sheet.rows for sheet in summary.sheets)
+    if not EXPERIMENTS[name].direct:
+        summary = EXPERIMENTS[name].summarise([], "laptop")
+        assert not any(sheet.rows for sheet in summary.sheets)
+
+
+@pytest.mark.parametrize("name", ["pilot", "label_copy"])
+def test_a_changed_row_stands_beside_the_others_and_nothing_is_claimed_of_it(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    cells = experiment.cells("laptop", None)
+    changed = experiment.changed(cells[0], {"training.learning_rate": 0.5})
+    records = [fake(cell, 0.5) for cell in cells]
+    before = experiment.summarise(records, "laptop")
+    after = experiment.summarise([*records, fake(changed, 0.9)], "laptop")
+    assert after.verdicts == before.verdicts
+    assert after.sheets[0].rows[:-1] == before.sheets[0].rows
+    row = after.sheets[0].rows[-1]
+    assert row[0] == "VORT (ours) [training.learning_rate=0.5]"
+    assert row[-2:] == ["", ""]
+
+
+def test_changed_rows_of_ablations_orders_and_complexity_are_told_apart() -> None:
+    pilot, ablations = EXPERIMENTS["pilot"], EXPERIMENTS["ablations"]
+    cell = next(c for c in ablations.cells("laptop", None) if c.model == "vort_no_gate")
+    vort = pilot.cells("laptop", None)[0]
+    changes = {"model.num_scales": 4}
+    records = [fake(cell, 0.5), fake(vort, 0.6)]
+    changed = ablations.changed(cell, changes), pilot.changed(vort, changes)
+    records += [fake(changed[0], 0.7), fake(changed[1], 0.8)]
+    labels = [row[0] for row in ablations.summarise(records, "laptop").sheets[0].rows]
+    assert labels == [
+        "VORT (ours)",
+        "VORT (ours) [model.num_scales=4]",
+        "no write gate",
+        "no write gate [model.num_scales=4]",
+    ]
+    orders = EXPERIMENTS["orders"].summarise([records[1], records[3]], "laptop")
+    assert len(orders.verdicts) == 1
+    assert orders.sheets[0].rows[3][0] == "Zipf retrieval [model.num_scales=4]"
+    complexity = EXPERIMENTS["complexity"]
+    layer = complexity.cells("laptop", None)[0]
+    costs = [
+        {"cell": c.coordinates(), "length": 1024, "times": {"forward_backward": t}, "peak_bytes": 0}
+        for c, t in ((layer, 1.0), (complexity.changed(layer, changes), 2.0))
+    ]
+    sheet = complexity.summarise(costs, "laptop").sheets[0]
+    assert "VORT [model.num_scales=4] (ms)" in sheet.headings
+
+
+def test_a_table_of_default_rates_says_that_they_were_not_searched() -> None:
+    records = []
+    for cell in EXPERIMENTS["books"].cells("laptop", None):
+        assert not cell.search
+        record = {**fake(cell, 0.5), "searched": cell.search or False}
+        records.append({**record, "training": dict(cell.training)})
+    notes = " ".join(EXPERIMENTS["books"].summarise(records, "laptop").notes)
+    assert "Learning rate: 0.005 for all, not searched." in notes
+    for record in records:
+        del record["searched"]  # as older results are
+    assert "not searched" not in str(EXPERIMENTS["books"].summarise(records, "laptop").notes)

@@ -31,7 +31,7 @@ TRAINING = {"steps": 3, "batch_size": 4, "learning_rate": 1e-3}
 def tiny(model: str = "vort", seed: int = 0, **changes: Any) -> Cell:
     settings: dict[str, Any] = {
         "experiment": "pilot",
-        "scale": "laptop",
+        "size": "laptop",
         "model": model,
         "seed": seed,
         "task": {**TASK, "seed": seed},

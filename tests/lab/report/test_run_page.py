@@ -52,7 +52,7 @@ def test_page_holds_every_part_of_a_run(tmp_path: Path) -> None:
 
 def test_scores_are_means_over_seeds_with_their_interval(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path))
-    pilot = next(part for part in run.experiments if part.name == "pilot")
+    pilot = next(part for part in run.parts if part.name == "pilot")
     first, second = conditions_of(pilot)
     assert (first.name, second.name) == ("beta 1.0", "beta 1.5")
     score = first.score("vort", ">1000")

@@ -13,7 +13,7 @@ from torch import nn
 from tests.lab.training.tiny import TASK, quick, tiny, weights
 from vort.lab.training import latest_checkpoint, load_weights, train
 from vort.lab.training.checkpoint import load_checkpoint, save_checkpoint
-from vort.lab.training.optimization import make_optimizer
+from vort.lab.training.setup import make_optimizer
 
 
 def some_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 2) -> None:

@@ -7,7 +7,7 @@ from vort.fractional import PowerLawBasis
 from vort.fractional.gl import gl_weights
 from vort.ops.retention import paper_banks, retention, shared_basis
 
-BANKS = {"banks": 4, "terms": 24, "horizon": 200, "order_min": 0.2}
+BANKS = {"banks": 4, "scales": 24, "horizon": 200, "order_min": 0.2}
 ORDERS = [0.4, 0.6, 0.8, 1.0]
 
 
@@ -47,7 +47,7 @@ def test_banks_have_the_gradient_of_linear_interpolation(value: float) -> None:
 
 
 def test_one_bank_takes_every_order() -> None:
-    write, log_decay = paper_banks(torch.rand(1, 4, 2), banks=1, terms=5, horizon=100)
+    write, log_decay = paper_banks(torch.rand(1, 4, 2), banks=1, scales=5, horizon=100)
     assert write.shape == (1, 4, 2, 1)
     assert log_decay.tolist() == [0.0]
 

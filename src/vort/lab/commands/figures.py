@@ -1,4 +1,4 @@
-"""`vort figures`: the paper's figures, drawn from a run of our own."""
+"""`vort report` and `vort figures`: a page and the paper's figures, from a run of our own."""
 
 import os
 import shlex
@@ -9,11 +9,35 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vort.lab.commands import read_names
+
 if TYPE_CHECKING:
     from vort.lab.report.figures import Need
 
 console = Console()
 FORMATS = ("png", "svg")
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder that `vort reproduce` wrote to.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write; report.html in the run folder if absent.")
+    ] = None,
+) -> None:
+    """Write one self-contained HTML page: verdicts, tables, curves, figures, commands."""
+    from vort.lab.experiments import EXPERIMENTS
+    from vort.lab.experiments.cell import RunFolder
+    from vort.lab.report.run_page import write_report_page
+
+    target = RunFolder(run_dir).page if out is None else out
+    try:
+        run = write_report_page(run_dir, target, EXPERIMENTS)
+    except (OSError, ValueError) as problem:
+        raise typer.BadParameter(str(problem)) from problem
+    for problem_text in run.problems:
+        console.print(f"left out: {problem_text}", style="yellow", markup=False, soft_wrap=True)
+    size = target.stat().st_size / 1e6
+    console.print(f"report: [bold]{target}[/bold] ({size:.1f} MB)", highlight=False)
 
 
 def figures(
@@ -29,24 +53,27 @@ def figures(
 
     A figure whose measurements the run lacks is left out, with the command that makes them.
     """
+    from vort.lab.experiments.cell import RunFolder
     from vort.lab.report.figures import PAPER_FIGURES
 
-    names = [figure.name for figure in PAPER_FIGURES]
-    wanted = names if only is None else [name.strip() for name in only.split(",")]
-    unknown = [name for name in wanted if name not in names]
-    if unknown:
-        raise typer.BadParameter(f"--only takes {', '.join(names)}, got {', '.join(unknown)}")
-    target = run_dir / "figures" if out is None else out
-    draw_figures(run_dir, target, wanted)
+    if not run_dir.is_dir():
+        raise typer.BadParameter(
+            f"RUN_DIR must be a folder that vort reproduce wrote, got {run_dir}"
+        )
+    wanted = read_names(only, "--only", [figure.name for figure in PAPER_FIGURES])
+    target = RunFolder(run_dir).figures if out is None else out
+    if not draw_figures(run_dir, target, wanted):
+        raise typer.Exit(2)
     console.print(f"figures: [bold]{os.path.relpath(target)}[/bold], captions.md beside them")
 
 
 def draw_figures(
     run_dir: Path, target: Path, wanted: Sequence[str], formats: Sequence[str] = FORMATS
-) -> None:
-    """Draw what a run has the measurements for, and leave pages of it all for `vort report`.
+) -> int:
+    """Draw what a run has the measurements for, and leave a page of it for `vort report`.
 
-    Beside the pictures: captions.md, captions.json, and summary.json, which the page reads.
+    Returns how many were drawn. Beside the pictures: captions.md, captions.json, and summary.json,
+    which the page reads.
     """
     from vort.lab.report.figures import (
         PAPER_FIGURES,
@@ -56,7 +83,6 @@ def draw_figures(
     )
     from vort.lab.report.folder import write_summary
 
-    target.mkdir(parents=True, exist_ok=True)
     captions = []
     for figure in PAPER_FIGURES:
         name = figure.name
@@ -67,12 +93,15 @@ def draw_figures(
         if missing:
             _explain(name, missing, run_dir)
             continue
+        target.mkdir(parents=True, exist_ok=True)
         files = [f"{name}.{suffix}" for suffix in formats]
         with console.status(f"drawing {name}"):
             for file in files:
                 figure.draw(target / file, found)
         captions.append(caption_of(figure, found, files))
         console.print(f"{name}: {' and '.join(files)}", highlight=False)
+    if not captions:
+        return 0
     write_captions(target, captions)
     record = {
         "title": "The paper's figures",
@@ -87,6 +116,7 @@ def draw_figures(
         "notes": [],
     }
     write_summary(target, record)
+    return len(captions)
 
 
 def _explain(name: str, missing: "Sequence[Need]", run_dir: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vort.lab.commands.loading import load_model
+from vort.lab.commands import load_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

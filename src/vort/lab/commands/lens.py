@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from vort.files import write_atomically
-from vort.lab.commands.loading import load_model
+from vort.lab.commands import load_model
 
 if TYPE_CHECKING:
     import torch

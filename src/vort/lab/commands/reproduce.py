@@ -1,6 +1,8 @@
 """`vort reproduce`: the paper's experiments, redone; tables on the terminal, a report on disk."""
 
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,21 +11,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from vort.lab.commands import books_of, read_names, read_settings, read_size, read_workers
+
 if TYPE_CHECKING:
-    from vort.lab.experiments.cell import Cell
-    from vort.lab.experiments.experiment import Experiment
+    from vort.lab.experiments.cell import Cell, RunFolder, Size
+    from vort.lab.experiments.experiment import Experiment, Summary
 
 console = Console()
-PARTS = (
-    "kernel",
-    "pilot",
-    "label_copy",
-    "books",
-    "ablations",
-    "complexity",
-    "orders",
-    "plasticity",
-)
 
 
 def reproduce(
@@ -44,7 +38,15 @@ def reproduce(
         Path | None, typer.Option(envvar="VORT_DATA", help="Folder with books/, for --scale paper.")
     ] = None,
     cells: Annotated[
-        str | None, typer.Option(help="Only cells whose name fits, e.g. '*beta1.0-seed0'.")
+        str | None, typer.Option(help="Run only cells whose name fits, e.g. '*beta1.0-seed0'.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Another setting of the cells, e.g. training.learning_rate=1e-3, "
+            "model.num_scales=4 or task.length=500; they become rows of their own.",
+        ),
     ] = None,
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Do missing cells, or summarise what is there.")
@@ -58,213 +60,167 @@ def reproduce(
     Every finished cell (task, model, seed) is kept: run the same command again after an
     interruption, and only what is missing is done.
     """
-    from vort.lab.experiments.cell import SCALES
+    from vort.lab.experiments import EXPERIMENTS
+    from vort.lab.experiments.cell import RunFolder
 
-    if scale not in SCALES:
-        raise typer.BadParameter(f"--scale takes {' or '.join(SCALES)}, got {scale}")
-    wanted = list(PARTS) if only is None else [name.strip() for name in only.split(",")]
-    unknown = [name for name in wanted if name not in PARTS]
-    if unknown:
-        raise typer.BadParameter(f"--only takes {', '.join(PARTS)}, got {', '.join(unknown)}")
     if not 0 < share <= 1:
         raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
-    out = Path("reports") / scale if out is None else out
-    texts = books_of(data)
-    planned = _plan(wanted, scale, texts, cells, share)
-    if "kernel" in wanted:
-        _kernel(out / "kernel")
-    todo = [cell for name in wanted for cell in planned.get(name, [])]
-    failed = _run(todo if run else [], out, workers, resume)
-    for name in wanted:
-        if name != "kernel":
-            _report(name, planned, out, scale, share)
+    size, side_by_side = read_size(scale), read_workers(workers)
+    asked = [EXPERIMENTS[name] for name in read_names(only, "--only", EXPERIMENTS)]
+    plan = Plan(size, books_of(data), share)
+    experiments, todo = plan.choose(asked, cells, read_settings(changes, "--set"))
+    folder = RunFolder(Path("reports") / size if out is None else out)
+
+    failed = _run(todo if run else [], folder, side_by_side, resume)
+    for experiment in experiments:
+        _summarise(experiment, plan, folder)
     if only is None:
-        _figures(out)
-    _finish(out, failed)
+        _draw_paper_figures(folder)
+    _write_page(folder)
+    if failed:
+        console.print(f"[red]{failed} cells failed[/red]; the same command tries them again")
+        raise typer.Exit(1)
 
 
-def books_of(data: Path | None) -> Path | None:
-    """The folder of texts within the folder a user named."""
-    if data is None:
-        return None
-    if not data.is_dir():
-        raise typer.BadParameter(f"--data must be a folder, got {data}")
-    return data / "books" if (data / "books").is_dir() else data
+@dataclass(frozen=True)
+class Plan:
+    """How large experiments are: their size, the folder of texts if any, the share of training."""
+
+    size: "Size"
+    data: Path | None
+    share: float
+
+    def cells(self, experiment: "Experiment") -> "list[Cell]":
+        """All cells of an experiment, as long as they are to be."""
+        found = experiment.cells(self.size, self.data)
+        return [cell.shortened(self.share) for cell in found]
+
+    def choose(
+        self, asked: "Sequence[Experiment]", pattern: str | None, changes: Mapping[str, Any]
+    ) -> "tuple[list[Experiment], list[Cell]]":
+        """The experiments to summarise and the cells to do.
+
+        All that is asked for, or the cells whose name fits, or these with other settings, and the
+        experiments that show them. Cells that lack a setting are left out; none at all is an error.
+        """
+        found = [(e, cell) for e in asked for cell in e.cells(self.size, self.data)]
+        if pattern is None and not changes:
+            return list(asked), [cell.shortened(self.share) for _, cell in found]
+        # Names are those of whole cells, whatever their share is.
+        fits = [(e, c) for e, c in found if pattern is None or fnmatch(c.id, pattern)]
+        if not fits:
+            option = "--set" if pattern is None else f"--cells {pattern}"
+            names, ids = ", ".join(e.name for e in asked), [cell.id for _, cell in found]
+            shown = ", ".join([*ids[:6], *(["..."] if len(ids) > 6 else [])]) or "no cells"
+            raise typer.BadParameter(f"{option} fits no cell of {names}; there are {shown}")
+        todo: list[Cell] = []
+        problems: dict[str, str] = {}
+        for experiment, cell in fits:
+            short = cell.shortened(self.share)
+            try:
+                todo.append(experiment.changed(short, changes) if changes else short)
+            except TypeError as problem:
+                problems.setdefault(experiment.name, str(problem))
+        if not todo:
+            raise typer.BadParameter("; ".join(problems.values()))
+        for name, words in problems.items():
+            console.print(f"{name}: left out, {escape(words)}")
+        touched = {cell.experiment for cell in todo}
+        return [e for e in asked if touched & {e.name, *e.uses}], todo
 
 
-def _plan(
-    wanted: list[str], scale: Any, texts: Path | None, pattern: str | None, share: float
-) -> dict[str, list["Cell"]]:
-    """The cells of every part, those of parts that others are summarised from included."""
-    from dataclasses import replace
-
-    from vort.lab.experiments.registry import EXPERIMENTS
-
-    found = {}
-    trained = [name for name in wanted if name != "kernel"]
-    used = [name for part in trained for name in EXPERIMENTS[part].uses]
-    for name in dict.fromkeys((*trained, *used)):
-        cells = EXPERIMENTS[name].cells(scale, texts)
-        if share < 1:
-            cells = [replace(cell, training=_shortened(cell.training, share)) for cell in cells]
-        found[name] = [c for c in cells if pattern is None or fnmatch(c.id, pattern)]
-        if name in wanted and name == "books" and scale == "paper" and texts is None:
-            console.print("books: skipped, --scale paper needs --data, a folder with books/")
-    return found
-
-
-def _shortened(training: Any, share: float) -> dict[str, Any]:
-    """Training settings with fewer steps or epochs."""
-    shorter = dict(training)
-    for key in ("steps", "epochs"):
-        if key in shorter:
-            shorter[key] = max(1, round(shorter[key] * share))
-    return shorter
-
-
-def _run(cells: list["Cell"], out: Path, workers: int | None, resume: bool) -> list[str]:
-    """Do what is missing, with a bar; the messages of cells that failed."""
+def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, resume: bool) -> int:
+    """Do what is missing, with a bar; how many cells failed."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed
 
-    from vort.lab.experiments.cell import finished
-    from vort.lab.experiments.runner import default_workers, run_cells
+    from vort.lab.experiments.run import run_cells
 
-    missing = [cell for cell in cells if not (resume and finished(cell, out))]
+    missing = [cell for cell in cells if not (resume and folder.finished(cell))]
     if len(missing) < len(cells):
         console.print(f"{len(cells) - len(missing)} of {len(cells)} cells are done already")
     if not missing:
-        return []
-    failed = []
+        return 0
+    failed = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed())
-    side_by_side = default_workers() if workers is None else workers
     with Progress(*columns, console=console) as bar:
         row = bar.add_task("cells", total=len(missing))
-        names: list[str] = []
 
         def started(cell: "Cell") -> None:
-            names.append(cell.id)
-            bar.update(row, description=names[-1])
+            bar.update(row, description=cell.id)
 
-        done = run_cells(missing, out, workers=side_by_side, restart=not resume, started=started)
+        done = run_cells(missing, folder, workers=workers, restart=not resume, started=started)
         try:
             for outcome in done:
                 bar.advance(row)
                 if outcome.error:
-                    failed.append(f"{outcome.cell.id}: {outcome.error}")
-                    bar.console.print(f"[red]failed[/red] {escape(failed[-1])}")
+                    failed += 1
+                    message = escape(f"{outcome.cell.id}: {outcome.error}")
+                    bar.console.print(f"[red]failed[/red] {message}")
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from here")
             raise typer.Exit(130) from None
     return failed
 
 
-def _report(
-    name: str, planned: dict[str, list["Cell"]], out: Path, scale: Any, share: float
-) -> None:
-    """Tables and verdicts of a part, on the terminal and in its folder."""
-    from vort.lab.experiments.cell import read_cell
-    from vort.lab.experiments.claims import claims_sheet
-    from vort.lab.experiments.registry import EXPERIMENTS
+def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> None:
+    """Tables and verdicts of all that a folder has of an experiment, shown and written."""
+    from vort.lab.experiments import EXPERIMENTS
     from vort.lab.report.folder import write_summary
 
-    experiment: Experiment = EXPERIMENTS[name]
-    members = [cell for part in (name, *experiment.uses) for cell in planned.get(part, [])]
-    records = [record for cell in members if (record := read_cell(cell, out)) is not None]
-    summary = experiment.summarise(records, scale)
-    folder = out / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for figure in summary.figures:
-        figure.draw(folder / figure.file)
-    sheets = list(summary.sheets)
-    if summary.verdicts:
-        sheets.append(claims_sheet(summary.verdicts, "Claims"))
-    for sheet in sheets:
-        console.print(sheet.to_rich())
-    for note in summary.notes:
-        console.print(f"  {escape(note)}")
-    command = f"vort reproduce --scale {scale} --only {','.join((*experiment.uses, name))}"
-    command += "" if share == 1 else f" --share {share:g}"
+    records = []
+    for source in (experiment, *(EXPERIMENTS[name] for name in experiment.uses)):
+        found = (folder.read(cell) for cell in plan.cells(source))
+        records += [record for record in found if record is not None]
+    for name in (experiment.name, *experiment.uses):
+        records += folder.changed(name, plan.size, plan.share)
+    with console.status(f"summarising {experiment.name}"):
+        summary = experiment.summarise(records, plan.size)
+        part = folder.part(experiment.name)
+        part.mkdir(parents=True, exist_ok=True)
+        for figure in summary.figures:
+            figure.draw(part / figure.file)
+    _show(experiment, summary)
+    made_by = [record["made_by"] for record in records]
+    command = f"vort reproduce --scale {plan.size} --only "
+    command += ",".join((*experiment.uses, experiment.name))
+    command += "" if plan.share == 1 else f" --share {plan.share:g}"
     record = {
         "title": experiment.title,
         "about": experiment.about,
-        "scale": scale,
-        "trained_on": sorted({_machine(record["made_by"]) for record in records}),
+        "scale": plan.size,
+        "trained_on": sorted({f"{made['device']}, torch {made['torch']}" for made in made_by}),
         "command": command,
         **summary.to_dict(command),
     }
-    write_summary(folder, record)
+    write_summary(part, record)
 
 
-def _machine(made_by: dict[str, str]) -> str:
-    return f"{made_by['device']}, torch {made_by['torch']}"
+def _show(experiment: "Experiment", summary: "Summary") -> None:
+    from vort.lab.experiments.experiment import claims_sheet
+
+    if not summary.sheets and summary.notes:
+        console.print(f"{experiment.name}:")
+    for sheet in summary.sheets:
+        console.print(sheet.to_rich())
+    if summary.verdicts:
+        console.print(claims_sheet(summary.verdicts).to_rich())
+    for note in summary.notes:
+        console.print(f"  {escape(note)}")
 
 
-def _figures(out: Path) -> None:
+def _draw_paper_figures(folder: "RunFolder") -> None:
     """The paper's figures, as far as the run has what they show."""
     from vort.lab.commands.figures import draw_figures
     from vort.lab.report.figures import PAPER_FIGURES
 
-    draw_figures(out, out / "figures", [figure.name for figure in PAPER_FIGURES], ("png",))
+    names = [figure.name for figure in PAPER_FIGURES]
+    draw_figures(folder.root, folder.figures, names, ("png",))
 
 
-def _finish(out: Path, failed: list[str]) -> None:
-    """Where the report is, and what is missing from it."""
+def _write_page(folder: "RunFolder") -> None:
+    from vort.lab.experiments import EXPERIMENTS
     from vort.lab.report.run_page import write_report_page
 
-    page = out / "report.html"
-    write_report_page(out, page)
-    console.print(f"report: [bold]{os.path.relpath(page)}[/bold]")
-    if failed:
-        console.print(f"[red]{len(failed)} cells failed[/red]; the same command tries them again")
-        raise typer.Exit(1)
-
-
-def _kernel(folder: Path) -> None:
-    """The claims about kernels, which need no training."""
-    from dataclasses import asdict
-
-    from rich.progress import track
-
-    from vort.fractional import PowerLawBasis
-    from vort.lab.experiments.claims import claims_sheet
-    from vort.lab.experiments.kernel import (
-        CLAIMS,
-        PAPER_HORIZON,
-        PAPER_TOLERANCE,
-        compare_rules,
-        rules_sheet,
-    )
-    from vort.lab.report.figures.kernels import draw_kernels_soe, draw_power_law
-    from vort.lab.report.folder import write_summary
-
-    folder.mkdir(parents=True, exist_ok=True)
-    claims = [check() for check in track(CLAIMS, "kernel claims", console=console)]
-    basis = PowerLawBasis.fit(PAPER_HORIZON, 8)
-    comparison = compare_rules(PAPER_HORIZON, PAPER_TOLERANCE, basis)
-    rules = list(track(comparison, "quadratures", total=5, console=console))
-    draw_power_law(folder / "power_law.png", PowerLawBasis.fit(10_000, 12))
-    draw_kernels_soe(folder / "kernels_soe.png", PAPER_HORIZON, basis)
-    title = "The paper's kernel claims"
-    sheets = [rules_sheet(rules, PAPER_HORIZON)]
-    for sheet in (*sheets, claims_sheet(claims, title)):
-        console.print(sheet.to_rich())
-    command = "vort reproduce --only kernel"
-    captions = {
-        "power_law.png": "Power-law kernels against exponentials, and the shared rates behind one.",
-        "kernels_soe.png": "Figure kernels-soe, measured: kernels, convergence, relative error.",
-    }
-    record = {
-        "title": title,
-        "about": "The kernel, its quadratures and the theorems about them, with no training.",
-        "command": command,
-        "sheets": [asdict(sheet) for sheet in sheets],
-        "verdicts": [asdict(claim) for claim in claims],
-        "figures": [
-            {"file": file, "caption": caption, "command": command}
-            for file, caption in captions.items()
-        ],
-        "notes": [],
-        "rules": [asdict(rule) for rule in rules],
-    }
-    write_summary(folder, record)
+    write_report_page(folder.root, folder.page, EXPERIMENTS)
+    console.print(f"report: [bold]{os.path.relpath(folder.page)}[/bold]")

@@ -7,11 +7,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from vort.files import write_atomically
+from vort.lab.commands import read_settings
+
 console = Console()
 
 
 def train(
-    task: Annotated[str, typer.Argument(help="zipf_retrieval, label_copy, mqar or books.")],
+    task: Annotated[str, typer.Argument(help="zipf_retrieval, label_copy, mqar, books, ...")],
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, settings and result.")],
     steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data, instead.")] = None,
@@ -44,17 +47,17 @@ def train(
         "seed": seed,
         "log": log,
         "workers": workers,
-        **_settings(training_set, "--training-set"),
+        **read_settings(training_set, "--training-set"),
     }
     settings = {
-        "task": {"name": task, "seed": seed, **_settings(task_set, "--task-set")},
-        "model": _settings(model_set, "--model-set"),
+        "task": {"name": task, "seed": seed, **read_settings(task_set, "--task-set")},
+        "model": read_settings(model_set, "--model-set"),
         "training": {key: value for key, value in training.items() if value is not None},
     }
     try:
         built, made, config = _build(settings)
         out.mkdir(parents=True, exist_ok=True)
-        (out / "run.json").write_text(json.dumps(settings, indent=1) + "\n")
+        write_atomically(out / "run.json", json.dumps(settings, indent=1) + "\n")
         found = run_training(built, made, config, directory=out, resume=resume)
     except (FileExistsError, FloatingPointError, TypeError, ValueError) as problem:
         raise typer.BadParameter(str(problem)) from problem
@@ -62,7 +65,7 @@ def train(
         console.print("stopped; --resume goes on from the newest checkpoint")
         raise typer.Exit(130) from None
     _show(found.test or found.validation, made)
-    if made.name == "books":
+    if made.text:
         from vort.models import ByteTokenizer
 
         built.save_pretrained(out / "model")
@@ -89,7 +92,7 @@ def evaluate(
 
     try:
         settings = json.loads((run / "run.json").read_text())
-        settings["task"] |= _settings(task_set, "--task-set")
+        settings["task"] |= read_settings(task_set, "--task-set")
         model, task, _ = _build(settings)
         checkpoint = latest_checkpoint(run)
         if checkpoint is None:
@@ -105,41 +108,19 @@ def evaluate(
 
 def _build(settings: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Model, task and training configuration."""
-    from vort.lab.experiments.cell import Cell
-    from vort.lab.experiments.work import build_model
+    import vort.lab.experiments  # noqa: F401  # some define tasks of their own
+    from vort.lab.experiments.models import build_model
     from vort.lab.tasks import make_task
     from vort.lab.training import TrainingConfig
     from vort.models import VortConfig
 
-    task_settings = dict(settings["task"])
-    task = make_task(task_settings.pop("name"), **task_settings)
+    task = make_task(**settings["task"])
     config = TrainingConfig.from_dict(settings["training"])
     # Bytes of text are `ByteTokenizer`'s, with its special tokens: the defaults of `VortConfig`.
     tokens = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
     default = VortConfig()
-    text = {name: getattr(default, name) for name in tokens} if task.name == "books" else {}
-    cell = Cell(
-        experiment="train",
-        scale="laptop",
-        model="model",
-        seed=config.seed,
-        config={**text, **settings["model"]},
-    )
-    return build_model(cell, task), task, config
-
-
-def _settings(given: list[str] | None, option: str) -> dict[str, Any]:
-    """name=value pairs; values are JSON where they can be, else text."""
-    found = {}
-    for pair in given or []:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise typer.BadParameter(f"{option} takes name=value, got {pair!r}")
-        try:
-            found[name] = json.loads(value)
-        except json.JSONDecodeError:
-            found[name] = value
-    return found
+    text = {name: getattr(default, name) for name in tokens} if task.text else {}
+    return build_model(task, {**text, **settings["model"]}, config.seed), task, config
 
 
 def _show(metrics: Any, task: Any) -> None:

@@ -1,1 +1,29 @@
-"""One file for each table or figure of the paper: its cells, and what they show."""
+"""The paper's tables and figures as experiments: the one list of them, in the order they run.
+
+A new table is a file with an `Experiment` (and its task, if that is new) and a line here.
+"""
+
+from vort.lab.experiments.ablations import ABLATIONS
+from vort.lab.experiments.books import BOOKS
+from vort.lab.experiments.complexity import COMPLEXITY
+from vort.lab.experiments.experiment import Experiment
+from vort.lab.experiments.kernel import KERNEL
+from vort.lab.experiments.orders import ORDERS
+from vort.lab.experiments.plasticity import PLASTICITY
+from vort.lab.experiments.recall import LABEL_COPY, PILOT
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment
+    for experiment in (
+        KERNEL,
+        PILOT,
+        LABEL_COPY,
+        BOOKS,
+        ABLATIONS,
+        COMPLEXITY,
+        ORDERS,
+        PLASTICITY,
+    )
+}

@@ -2,72 +2,90 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vort.lab.experiments import label_copy, pilot
-from vort.lab.experiments.cell import Cell, Scale
-from vort.lab.experiments.claims import Claim
-from vort.lab.experiments.experiment import Experiment, Summary
+from vort.lab.experiments.cell import Cell, Size
+from vort.lab.experiments.experiment import Experiment, Record, Summary
 from vort.lab.experiments.models import FAVOR, PLAIN
-from vort.lab.experiments.recall import LAPTOP_NOTE, recall_cell
-from vort.lab.experiments.scores import group_by_model, over_seeds, show
-from vort.lab.experiments.sizes import RECALL_TRAINING
+from vort.lab.experiments.recall import LABEL_COPY_TASK, LAPTOP_NOTE, PILOT_TASK, recall_cell
+from vort.lab.experiments.scores import as_planned, by_row, over_seeds, rates_note, show
 from vort.lab.report.tables import Sheet
+from vort.lab.verdicts import Claim
 
 __all__ = ["ABLATIONS"]
 
 _POWER_LAW = {"learn_rates": False, **PLAIN}
 
-# Name -> (what changes, settings). The first is what all others are held against.
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "vort": ("VORT (ours)", {}),
-    "vort_one_scale": ("S = 1", {"num_scales": 1}),
-    "vort_banks": ("banks instead of a continuous order", {"routing": "banks"}),
-    "vort_no_read": ("no read weights", {"read_weights": False}),
-    "vort_no_gate": ("no write gate", {"write_gate": False}),
-    "vort_no_normalizer": ("no normaliser", {"normalizer": "none"}),
-    "vort_favor": ("FAVOR+ instead of the learned map", dict(FAVOR)),
-    "exponential_learned_gated": (
+
+class Row(NamedTuple):
+    """A row: what changes, the model's settings, and the model whose searched rates it takes.
+
+    A different rate would be a second difference.
+    """
+
+    label: str
+    settings: dict[str, Any]
+    like: str = "vort"
+
+
+# The first is what all others are held against.
+ROWS: dict[str, Row] = {
+    "vort": Row("VORT (ours)", {}),
+    "vort_one_scale": Row("S = 1", {"num_scales": 1}),
+    "vort_banks": Row("banks instead of a continuous order", {"routing": "banks"}),
+    "vort_no_read": Row("no read weights", {"read_weights": False}),
+    "vort_no_gate": Row("no write gate", {"write_gate": False}),
+    "vort_no_normalizer": Row("no normaliser", {"normalizer": "none"}),
+    "vort_favor": Row("FAVOR+ instead of the learned map", dict(FAVOR)),
+    "exponential_learned_gated": Row(
         "Exponential, a learned rate per head, + write gate",
         {"memory": "exponential"},
+        "exponential",
     ),
-    "mixture_gated": ("Mixture-5 + read weights + write gate", {"memory": "mixture"}),
-    "mixture_8_gated": (
+    "mixture_gated": Row("Mixture-5 + read weights + write gate", {"memory": "mixture"}, "mixture"),
+    "mixture_8_gated": Row(
         "the same with as many rates as VORT",
         {"memory": "mixture", "num_scales": 8},
+        "mixture",
     ),
-    "uniform_power_law_gated": (
+    "uniform_power_law_gated": Row(
         "one learned order + read weights + write gate",
         {"memory": "uniform_power_law"},
+        "uniform_power_law",
     ),
-    "power_law": ("Power-Law, order .7", {"memory": "uniform_power_law", **_POWER_LAW}),
-    "power_law_s1": (
+    "power_law": Row(
+        "Power-Law, order .7", {"memory": "uniform_power_law", **_POWER_LAW}, "power_law"
+    ),
+    "power_law_s1": Row(
         "Power-Law, S = 1",
         {"memory": "uniform_power_law", **_POWER_LAW, "num_scales": 1},
+        "power_law",
     ),
-    "power_law_exact": (
+    "power_law_exact": Row(
         "Power-Law, exact convolution (quadratic)",
         {"memory": "exact_power_law", **_POWER_LAW},
+        "power_law",
     ),
 }
 
 # The router's other inputs, on the task that has entities; entropy comes with a window.
-INPUTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "vort_with_inputs": (
+INPUTS: dict[str, Row] = {
+    "vort_with_inputs": Row(
         "VORT with entropy and entity inputs",
         {"sliding_window": 16, "use_entropy": True, "use_entity": True},
     ),
-    "vort_no_entropy": (
+    "vort_no_entropy": Row(
         "entropy off",
         {"sliding_window": 16, "use_entropy": False, "use_entity": True},
     ),
-    "vort_no_entity": (
+    "vort_no_entity": Row(
         "entity indicator off",
         {"sliding_window": 16, "use_entropy": True, "use_entity": False},
     ),
-    "vort_no_inputs": ("both off", {"sliding_window": 16}),
+    "vort_no_inputs": Row("both off", {"sliding_window": 16}),
 }
-_SEEDS: dict[Scale, tuple[int, ...]] = {"laptop": (0,), "paper": (0,)}
+_LABELS = {name: row.label for name, row in {**ROWS, **INPUTS}.items()}
+_SEEDS: dict[Size, tuple[int, ...]] = {"laptop": (0,), "paper": (0,)}
 # An exact convolution of 10,000 positions has 10^8 pairs a head: laptop size only.
 _QUADRATIC = ("power_law_exact",)
 
@@ -76,68 +94,75 @@ _QUADRATIC = ("power_law_exact",)
 _SHARED = ("vort", "power_law")
 
 
-def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
+def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """One cell for each row and seed, but for what the pilot has."""
-    found = []
-    for seed in _SEEDS[scale]:
-        for name, (_, settings) in ROWS.items():
-            if name in _SHARED or (scale == "paper" and name in _QUADRATIC):
-                continue
-            task = {**pilot.TASK[scale], "beta": 1.0}
-            found.append(_cell(scale, name, seed, task, RECALL_TRAINING[scale], settings))
-        for name, (_, settings) in INPUTS.items():
-            training = RECALL_TRAINING[scale]
-            found.append(_cell(scale, name, seed, label_copy.TASK[scale], training, settings))
-    return found
+    tables = (
+        ("pilot", {**PILOT_TASK[size], "beta": 1.0}, ROWS),
+        ("label_copy", LABEL_COPY_TASK[size], INPUTS),
+    )
+    return [
+        recall_cell(
+            "ablations",
+            size,
+            name,
+            seed,
+            task,
+            settings=row.settings,
+            search=f"{table}/{row.like}",
+        )
+        for seed in _SEEDS[size]
+        for table, task, rows in tables
+        for name, row in rows.items()
+        if name not in _SHARED and not (size == "paper" and name in _QUADRATIC)
+    ]
 
 
-def _cell(
-    scale: Scale,
-    name: str,
-    seed: int,
-    task: Mapping[str, Any],
-    training: Mapping[str, Any],
-    settings: Mapping[str, Any],
-) -> Cell:
-    return recall_cell("ablations", scale, name, seed, task, training, settings=settings)
-
-
-def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
+def summarise(records: Sequence[Record], size: Size) -> Summary:
     """A table for each task, and the paper's two statements about ablations."""
-    found = group_by_model([r for r in records if r["cell"]["seed"] in _SEEDS[scale]])
+    seen = [r for r in records if r["cell"]["seed"] in _SEEDS[size]]
+    found = by_row(seen)
     sheets = [
         _sheet("Ablations on Zipf retrieval", ROWS, found),
         _sheet("Ablations on label copy: the router's inputs", INPUTS, found),
     ]
     notes = [
-        *([LAPTOP_NOTE] if scale == "laptop" else []),
+        *([LAPTOP_NOTE] if size == "laptop" else []),
         "One seed: differences of a few points say nothing. Learning rates are those of the model "
         "that a row is made from. A normaliser divides a head's output by one number, and the norm "
         "behind it takes that out again: with no local attention beside it, it cannot matter.",
     ]
-    labels = {name: label for name, (label, _) in {**ROWS, **INPUTS}.items()}
-    return Summary([s for s in sheets if s.rows], _claims(found), notes=notes, labels=labels)
+    unsearched = [record for record in seen if record.get("searched") is False]
+    if unsearched:
+        notes.append("Of rates that were not searched: " + rates_note(unsearched, _label))
+    claims = _claims(by_row(as_planned(seen)))
+    return Summary([s for s in sheets if s.rows], claims, notes=notes, labels=_LABELS)
+
+
+def _label(row: str) -> str:
+    model, bracket, changes = row.partition(" [")
+    return _LABELS.get(model, model) + bracket + changes
 
 
 def _sheet(
     title: str,
-    rows: Mapping[str, tuple[str, Any]],
-    found: Mapping[str, Sequence[Mapping[str, Any]]],
+    rows: Mapping[str, Row],
+    found: Mapping[str, Sequence[Record]],
 ) -> Sheet:
-    present = {name: label for name, (label, _) in rows.items() if name in found}
+    # A row with changed settings stands below the one it was made from.
+    present = [row for name in rows for row in found if row.partition(" [")[0] == name]
     if not present:
         return Sheet(title, (), ())
-    first = found[next(iter(present))][0]
+    first = found[present[0]][0]
     buckets = [name for name in first["test"] if name != "all"]
     lines = []
-    for name, label in present.items():
-        members = found[name]
+    for row in present:
+        members = found[row]
         scores = [show(over_seeds(members, b, "accuracy", 100), 1) for b in buckets]
-        lines.append([label, f"{members[0]['state_numbers']:,}", *scores])
+        lines.append([_label(row), f"{members[0]['state_numbers']:,}", *scores])
     return Sheet(title, ["what", "state", *(f"{b} (%)" for b in buckets)], lines)
 
 
-def _claims(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
+def _claims(found: Mapping[str, Sequence[Record]]) -> list[Claim]:
     def at_long(name: str) -> float | None:
         if name not in found:
             return None
@@ -147,14 +172,14 @@ def _claims(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
 
     claims = []
     config = found["power_law"][0]["model"] if "power_law" in found else {}
-    terms = f"S = {config.get('num_scales')}"
+    scales = f"S = {config.get('num_scales')}"
     many, exact, one = map(at_long, ("power_law", "power_law_exact", "power_law_s1"))
     if many is not None and exact is not None:
         claims.append(
             Claim(
                 "section experiments, ablation",
                 "the exact fractional convolution is within 0.5 % of S = 15",
-                f"at long lags {exact:.1f} % exact, {many:.1f} % with {terms}",
+                f"at long lags {exact:.1f} % exact, {many:.1f} % with {scales}",
                 "reproduced" if abs(exact - many) <= 0.5 else "not reproduced",
             )
         )
@@ -163,7 +188,7 @@ def _claims(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
             Claim(
                 "section experiments, ablation",
                 "S = 1 is the Exponential row: the gain comes from the kernel",
-                f"at long lags {one:.1f} % with S = 1, {many:.1f} % with {terms}",
+                f"at long lags {one:.1f} % with S = 1, {many:.1f} % with {scales}",
                 "reproduced" if one < many - 2 else "not reproduced",
             )
         )
@@ -171,12 +196,12 @@ def _claims(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
 
 
 ABLATIONS = Experiment(
-    "ablations",
-    "Ablations",
-    "VORT's parts off one at a time, its parts given to the rivals, and the paper's two ablations "
-    "(S = 1, exact convolution) on its fixed-order Power-Law. Zipf retrieval at beta = 1; the "
-    "router's entropy and entity inputs on label copy, where there are entities.",
-    cells,
-    summarise,
+    name="ablations",
+    title="Ablations",
+    about="VORT's parts off one at a time, its parts given to the rivals, and the paper's two "
+    "ablations (S = 1, exact convolution) on its fixed-order Power-Law. Zipf retrieval at beta = "
+    "1; the router's entropy and entity inputs on label copy, where there are entities.",
+    cells=cells,
+    summarise=summarise,
     uses=("pilot",),
 )

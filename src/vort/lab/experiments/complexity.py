@@ -1,23 +1,31 @@
 """Section complexity: time and memory of a layer against length, and against softmax attention."""
 
-from collections.abc import Mapping, Sequence
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from math import log
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from vort.lab.experiments.cell import Cell, Scale
-from vort.lab.experiments.claims import Claim
-from vort.lab.experiments.experiment import Experiment, Figure, Summary
-from vort.lab.experiments.scores import group_by_model
+import torch
+from torch import Tensor
+
+from vort.lab.experiments.cell import Cell, Size
+from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
+from vort.lab.experiments.scores import by_row
 from vort.lab.report.tables import Sheet
+from vort.lab.verdicts import Claim
 
-__all__ = ["COMPLEXITY"]
+__all__ = ["COMPLEXITY", "cost_of_layer"]
 
-_LENGTHS: dict[Scale, tuple[int, ...]] = {
+_LENGTHS: dict[Size, tuple[int, ...]] = {
     "laptop": (1024, 4096, 8192),
     "paper": (2048, 4096, 8192, 16384, 32768, 65536),
 }
-_LAYER: dict[Scale, dict[str, Any]] = {
+_LAYER: dict[Size, dict[str, Any]] = {
     "laptop": {"hidden_size": 128, "num_attention_heads": 4, "num_scales": 8},
     "paper": {"hidden_size": 1024, "num_attention_heads": 16, "num_scales": 8},
 }
@@ -30,35 +38,37 @@ _MODELS: dict[str, dict[str, Any]] = {
 LABELS = {"vort": "VORT", "exponential": "one rate", "softmax": "softmax attention"}
 
 
-def cells(scale: Scale, data: Path | None = None) -> list[Cell]:
+def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """One for each model and length, short ones first."""
     return [
         Cell(
             experiment="complexity",
-            scale=scale,
+            size=size,
             model=model,
             seed=0,
-            config={**_LAYER[scale], **_BARE, "horizon": 8192, **settings},
+            config={**_LAYER[size], **_BARE, "horizon": 8192, **settings},
             training={"length": length, "batch": 1, "repeats": 3},
-            measure="cost",
             tags={"length": length},
         )
-        for length in _LENGTHS[scale]
+        for length in _LENGTHS[size]
         for model, settings in _MODELS.items()
     ]
 
 
-def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
+def _label(row: str) -> str:
+    model, bracket, changes = row.partition(" [")
+    return LABELS[model] + bracket + changes
+
+
+def summarise(records: Sequence[Record], size: Size) -> Summary:
     """A table by length, how time grows, and where the layer overtakes attention."""
-    found = {
-        model: {r["length"]: r for r in members}
-        for model, members in group_by_model(records).items()
-    }
+    found = {row: {r["length"]: r for r in members} for row, members in by_row(records).items()}
+    shown = [*_MODELS, *(row for row in found if row not in _MODELS)]
     lengths = sorted({r["length"] for r in records})
     rows = []
     for length in lengths:
         row = [f"{length:,}"]
-        for model in _MODELS:
+        for model in shown:
             one = found.get(model, {}).get(length)
             if one is None:
                 row += ["–", "–"]
@@ -68,25 +78,25 @@ def summarise(records: Sequence[Mapping[str, Any]], scale: Scale) -> Summary:
                     f"{one['peak_bytes'] / 2**20:,.0f}",
                 ]
         rows.append(row)
-    headings = ["length", *(f"{LABELS[m]} ({unit})" for m in _MODELS for unit in ("ms", "MiB"))]
+    headings = ["length", *(f"{_label(m)} ({unit})" for m in shown for unit in ("ms", "MiB"))]
     sheet = Sheet("One layer, forward and backward, batch 1", headings, rows)
 
     def draw(path: Path) -> None:
         from vort.lab.report.figures.results import draw_cost
 
-        draw_cost(path, {LABELS[m]: list(found[m].values()) for m in found})
+        draw_cost(path, {_label(m): list(found[m].values()) for m in found})
 
     figures = [Figure("cost.png", "Time and peak memory of one layer by length.", draw)]
     return Summary([sheet], _claims(found), figures if rows else [])
 
 
-def _claims(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[Claim]:
+def _claims(found: Mapping[str, Mapping[int, Record]]) -> list[Claim]:
     ours, theirs = found.get("vort", {}), found.get("softmax", {})
     shared = sorted(set(ours) & set(theirs))
     if len(shared) < 2:
         return []
 
-    def time(side: Mapping[int, Mapping[str, Any]], length: int) -> float:
+    def time(side: Mapping[int, Record], length: int) -> float:
         value: float = side[length]["times"]["forward_backward"]
         return value
 
@@ -113,11 +123,86 @@ def _claims(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[Claim]
     ]
 
 
+def cost_of_layer(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds and peak bytes of one attention layer at one length, forward and with backward.
+
+    In a process of its own: the peak of a process counts from its start. `settings`: length, batch,
+    repeats. Bytes are those of the device; on a CPU, what the process grew by, read on Linux only.
+    """
+    request = json.dumps({"config": dict(config), **settings})
+    command = [sys.executable, "-c", "from vort.lab.experiments.complexity import _cost; _cost()"]
+    found = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(found.stderr.strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return result
+
+
+def _cost() -> None:
+    """Read a request, print the measurement: what `cost_of_layer` starts."""
+    from vort.layers import VortAttention
+    from vort.models import VortConfig
+
+    request = json.loads(sys.stdin.read())
+    length, batch = request["length"], request["batch"]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config = VortConfig(**request["config"])
+    layer = VortAttention(config).to(device)
+    x = torch.randn(batch, length, config.hidden_size, device=device, requires_grad=True)
+
+    def forward() -> Tensor:
+        with torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
+            result: Tensor = layer(x)[0]
+        return result
+
+    def both() -> None:
+        forward().float().square().mean().backward()
+
+    def infer() -> None:
+        with torch.no_grad():
+            forward()
+
+    infer()
+    before = _memory(device, reset=True)
+    both()
+    peak = _memory(device) - before
+    times = {"forward": _median(infer, request["repeats"], device)}
+    times["forward_backward"] = _median(both, request["repeats"], device)
+    print(json.dumps({"length": length, "batch": batch, "times": times, "peak_bytes": peak}))
+
+
+def _median(call: Callable[[], None], repeats: int, device: torch.device) -> float:
+    """Median seconds of a call, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        began = perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _memory(device: torch.device, *, reset: bool = False) -> int:
+    """Bytes at most so far; with `reset`, bytes now."""
+    if device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+            return torch.cuda.memory_allocated()
+        return torch.cuda.max_memory_allocated()
+    which = "VmRSS:" if reset else "VmHWM:"
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(which))
+
+
 COMPLEXITY = Experiment(
-    "complexity",
-    "Complexity: time and memory by length",
-    "One layer of each kind, the same projections, forward and backward at batch 1, median of "
-    "three after a warm-up, each in a process of its own.",
-    cells,
-    summarise,
+    name="complexity",
+    title="Complexity: time and memory by length",
+    about="One layer of each kind, the same projections, forward and backward at batch 1, median "
+    "of three after a warm-up, each in a process of its own.",
+    cells=cells,
+    summarise=summarise,
+    measure=lambda cell: cost_of_layer(cell.config, cell.training),
+    alone=True,
 )

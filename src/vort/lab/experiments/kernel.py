@@ -1,7 +1,8 @@
 """The paper's kernel claims: theorem soe, figure kernels-soe, and the bounds, all measured."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,8 +25,20 @@ from vort.fractional.bounds import (
     separation_error,
 )
 from vort.fractional.quadrature import integration_interval
-from vort.lab.experiments.claims import Claim, judge
+from vort.lab.experiments.cell import Size
+from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.report.tables import Sheet
+from vort.lab.verdicts import Claim, judge
+
+__all__ = [
+    "KERNEL",
+    "PAPER_HORIZON",
+    "PAPER_TOLERANCE",
+    "RuleErrors",
+    "compare_rules",
+    "measured_rate",
+    "rules_sheet",
+]
 
 Array = NDArray[np.float64]
 
@@ -327,4 +340,48 @@ CLAIMS: tuple[Callable[[], Claim], ...] = (
     _transform_claim,
     _predictor_claim,
     _break_even_claim,
+)
+
+
+def _summarise(records: Sequence[Record], size: Size) -> Summary:
+    """Every claim checked and every rule compared: nothing is trained, so nothing is kept."""
+    basis = PowerLawBasis.fit(PAPER_HORIZON, 8)
+    rules = list(compare_rules(PAPER_HORIZON, PAPER_TOLERANCE, basis))
+
+    def draw_power_laws(path: Path) -> None:
+        from vort.lab.report.figures.kernels import draw_power_law
+
+        draw_power_law(path, PowerLawBasis.fit(10_000, 12))
+
+    def draw_rules(path: Path) -> None:
+        from vort.lab.report.figures.kernels import draw_kernels_soe
+
+        draw_kernels_soe(path, PAPER_HORIZON, basis)
+
+    figures = [
+        Figure(
+            "power_law.png",
+            "Power-law kernels against exponentials, and the shared rates behind one.",
+            draw_power_laws,
+        ),
+        Figure(
+            "kernels_soe.png",
+            "Figure kernels-soe, measured: kernels, convergence, relative error.",
+            draw_rules,
+        ),
+    ]
+    return Summary(
+        [rules_sheet(rules, PAPER_HORIZON)],
+        [check() for check in CLAIMS],
+        figures,
+        more={"rules": [asdict(rule) for rule in rules]},
+    )
+
+
+KERNEL = Experiment(
+    name="kernel",
+    title="The paper's kernel claims",
+    about="The kernel, its quadratures and the theorems about them, with no training.",
+    summarise=_summarise,
+    direct=True,
 )

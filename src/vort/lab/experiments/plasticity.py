@@ -3,8 +3,9 @@
 # transformers leaves its own hooks untyped.
 # mypy: disable-error-code="no-untyped-call"
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vort.fractional import PowerLawBasis
-from vort.lab.experiments.claims import Claim, judge
+from vort.lab.experiments.cell import Cell, Size
+from vort.lab.experiments.experiment import Experiment, Figure, Summary
+from vort.lab.report.tables import Sheet
 from vort.lab.tasks import Batch, LabelCopy, ZipfRetrieval, embed_parts, sources_by_key
 from vort.lab.training import TrainingConfig, interval, train
-from vort.models import VortConfig, VortForCausalLM
+from vort.lab.verdicts import Claim, judge
 from vort.plasticity import (
     LayerScores,
     Retrievals,
@@ -29,14 +32,17 @@ from vort.plasticity import (
 )
 from vort.plasticity.loss import Similarity
 
-__all__ = ["claims", "one_order", "run"]
+if TYPE_CHECKING:
+    from vort.models import VortConfig, VortForCausalLM
+
+__all__ = ["PLASTICITY", "claims", "one_order", "run"]
 
 Array = NDArray[np.float64]
 Record = dict[str, Any]
 
 # Orders of all layers start here when they are free: the middle of the paper's range.
 START = 0.5
-TERMS = 8
+SCALES = 8
 HORIZON = 1000
 HELD_OUT = 32
 
@@ -106,7 +112,7 @@ def one_order(beta: float = 0.5, start: float = 0.95, iterations: int = 40) -> R
     second derivative over [δ, 1]). L and μ are the theorem's own, over the whole interval, not
     along the path; F* is the minimum over the interval.
     """
-    basis = PowerLawBasis.fit(HORIZON, TERMS)
+    basis = PowerLawBasis.fit(HORIZON, SCALES)
     task = ZipfRetrieval(length=200, beta=beta, pairs=48)
     retrievals = Retrievals.of(task.batch("train", [0])["sources"])
     q = k = torch.zeros(1, task.length, 1, 1, dtype=torch.float64)
@@ -198,8 +204,10 @@ def _task(length: int, seed: int) -> LabelCopy:
     )
 
 
-def _config(task: LabelCopy, feature_map: str) -> VortConfig:
+def _config(task: LabelCopy, feature_map: str) -> "VortConfig":
     """A small model in the paper's mode: the order is all that a token says about its writing."""
+    from vort.models import VortConfig
+
     return VortConfig(
         vocab_size=task.vocab_size,
         hidden_size=32,
@@ -207,7 +215,7 @@ def _config(task: LabelCopy, feature_map: str) -> VortConfig:
         num_attention_heads=1,
         sliding_window=16,
         horizon=HORIZON,
-        num_scales=TERMS,
+        num_scales=SCALES,
         write_gate=False,
         read_weights=False,
         conv_size=0,
@@ -220,8 +228,10 @@ def _config(task: LabelCopy, feature_map: str) -> VortConfig:
 
 def _train(
     task: LabelCopy, feature_map: str, seed: int, steps: int, learning_rate: float, weight: float
-) -> tuple[VortForCausalLM, Record]:
+) -> "tuple[VortForCausalLM, Record]":
     """A model trained with this weight of L_ret, and what came of it."""
+    from vort.models import VortForCausalLM
+
     torch.manual_seed(seed)
     model = VortForCausalLM(_config(task, feature_map))
     embed_parts(model, task)
@@ -251,7 +261,7 @@ def _train(
 
 
 @torch.no_grad()
-def _orders(model: VortForCausalLM, batch: Batch) -> list[Tensor]:
+def _orders(model: "VortForCausalLM", batch: Batch) -> list[Tensor]:
     """`[B, T, H]` for each layer."""
     model.eval()
     found = model.model(batch["input_ids"], output_orders=True, use_cache=False).orders
@@ -284,7 +294,7 @@ def _example(orders: Sequence[Tensor], batch: Batch) -> Record:
 
 
 def _refine(
-    model: VortForCausalLM, task: LabelCopy, iterations: int, similarity: Similarity
+    model: "VortForCausalLM", task: LabelCopy, iterations: int, similarity: Similarity
 ) -> Record:
     """Free orders refined layer by layer on the queries and keys of a model."""
     batch = task.batch("validation", range(4))
@@ -298,7 +308,7 @@ def _refine(
             for memory, inputs in found
         ]
     start = torch.full(layers[0].q.shape[:3], START, dtype=torch.float64)
-    basis = PowerLawBasis.fit(HORIZON, TERMS)
+    basis = PowerLawBasis.fit(HORIZON, SCALES)
     retrievals = Retrievals.of(batch["sources"])
     runs = refine_by_layer(
         layers, start, retrievals, basis, iterations=iterations, similarity=similarity
@@ -342,3 +352,108 @@ def _mean(orders: Sequence[Record], kind: str) -> float:
 
 def _shown(found: Record) -> str:
     return f"{found['mean']:+.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+_SEEDS = (0, 1, 2)
+_GROUPS = {
+    "with": "trained with L_ret",
+    "without": "trained without",
+    "refined": "free orders, refined",
+}
+
+
+def _cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """One, at laptop size: all seeds together, since what is shown are intervals over them."""
+    if size == "paper":
+        return []
+    return [
+        Cell(
+            experiment="plasticity",
+            size=size,
+            model="vort",
+            seed=_SEEDS[0],
+            task={"name": "label_copy", "length": 128},
+            training={
+                "steps": 80,
+                "learning_rate": 5e-3,
+                "seeds": list(_SEEDS),
+                "weight": 1.0,
+                "iterations": 30,
+                "feature_map": "hedgehog",
+                "similarity": "exp",
+            },
+        )
+    ]
+
+
+def _summarise(records: Sequence[Mapping[str, Any]], size: Size) -> Summary:
+    """Order of first mentions minus fillers by layer, claims, and orders over layers."""
+    if not records:
+        return Summary([], notes=["No results: measured at --scale laptop only."])
+    sheets = [_sheet(record) for record in records]
+    # Records of changed settings come last, and nothing is claimed of them.
+    cell, record = records[0], records[0]["plasticity"]
+    if "set" in cell["cell"]:
+        return Summary(sheets)
+
+    def draw(path: Path) -> None:
+        from vort.lab.report.figures.diffusion_plasticity import draw_plasticity
+
+        draw_plasticity(path, record)
+
+    settings = record["settings"]
+    task = settings["task"]
+    notes = [
+        f"{len(settings['seeds'])} seeds of model and data; intervals are 95 %, Student's t.",
+        f"Two layers in the paper's mode (no gates), {settings['steps']} steps on sequences of "
+        f"{task['length']} with {task['entities']} entities, {cell['seconds']:.0f} s in all.",
+    ]
+    caption = (
+        "Orders by layer on held-out sequences: one sequence of free orders refined layer by "
+        "layer, and means by kind of token with 95 % intervals over seeds."
+    )
+    return Summary(sheets, claims(record), [Figure("plasticity.png", caption, draw)], notes)
+
+
+def _sheet(cell: Mapping[str, Any]) -> Sheet:
+    record = cell["plasticity"]
+    layers = range(len(record["with"]["difference"]))
+    rows = [
+        [
+            label,
+            *(_with_half(record[name]["difference"][layer]) for layer in layers),
+            _accuracy(record[name]["runs"]),
+        ]
+        for name, label in _GROUPS.items()
+    ]
+    headings = ["orders", *(f"layer {layer + 1}" for layer in layers), "accuracy, longest lags"]
+    changes = f" [{cell['cell']['set']}]" if "set" in cell["cell"] else ""
+    return Sheet(f"Order of first mentions minus that of fillers{changes}", headings, rows)
+
+
+def _with_half(found: Mapping[str, Any]) -> str:
+    if found["low"] is None:
+        return f"{found['mean']:+.2f}"
+    return f"{found['mean']:+.2f} ± {(found['high'] - found['low']) / 2:.2f}"
+
+
+def _accuracy(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Mean over seeds in the last class of lags; blank where nothing was trained."""
+    last = [each["accuracy"] for each in runs if "accuracy" in each]
+    if not last:
+        return ""
+    name = [key for key in last[0] if key != "all"][-1]
+    return f"{sum(100 * found[name] for found in last) / len(last):.0f} %"
+
+
+PLASTICITY = Experiment(
+    name="plasticity",
+    title="Retrieval-driven plasticity (section plasticity, figure diffusion-plasticity b)",
+    about="Label copy, a small model in the paper's mode, trained with the retrieval loss beside "
+    "the cross-entropy and without it; then orders that belong to tokens, not to a router, are "
+    "refined by gradient descent on the queries and keys of the former, layer by layer. Nothing "
+    "says what an order should be.",
+    cells=_cells,
+    summarise=_summarise,
+    measure=lambda cell: {"plasticity": run(length=cell.task["length"], **cell.training)},
+)

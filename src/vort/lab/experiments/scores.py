@@ -4,18 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vort.lab.experiments.claims import Verdict
+from vort.lab.experiments.experiment import Record
 from vort.lab.experiments.models import MODELS
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval, interval
+from vort.lab.verdicts import Verdict
 
 __all__ = [
-    "Comparison",
     "PaperTable",
-    "group_by_model",
+    "as_planned",
+    "by_row",
     "label_of",
     "margin",
     "over_seeds",
+    "rates_note",
+    "row_of",
     "score_sheet",
     "seeds_of",
     "show",
@@ -23,8 +26,6 @@ __all__ = [
     "verdict",
     "verdict_on_gain",
 ]
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,12 @@ class PaperTable:
     Attributes:
         label: by which the paper refers to it.
         score: "accuracy" (in percent, higher is better) or "bits" (lower is better).
-        columns: headings, one for each bucket of the task, in order.
-        rows: the figures.
+        rows: the figures, one for each bucket of the task, in order.
         tolerance: what counts as the same figure where seeds say nothing closer.
     """
 
     label: str
     score: str
-    columns: tuple[str, ...]
     rows: Mapping[str, tuple[float, ...]]
     tolerance: float
 
@@ -56,33 +55,34 @@ class PaperTable:
         return 1 if self.score == "accuracy" else -1
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A difference between two rows over the same seeds, positive where the first is better."""
+def row_of(record: Record) -> str:
+    """The row that a result stands in: its model, and what was changed of it with `--set`.
 
-    difference: Interval
-
-    @property
-    def clear(self) -> bool:
-        """Whether it is above zero by more than its interval; never with a single seed."""
-        return self.difference.count > 1 and self.difference.low > 0
-
-    def beyond(self, tolerance: float) -> bool:
-        """Whether it is clear, or with a single seed at least beyond a tolerance."""
-        return self.clear if self.difference.count > 1 else self.difference.mean > tolerance
+    >>> row_of({"cell": {"model": "vort", "set": "model.num_scales=4"}})
+    'vort [model.num_scales=4]'
+    """
+    model, changes = record["cell"]["model"], record["cell"].get("set")
+    return model if changes is None else f"{model} [{changes}]"
 
 
-def label_of(model: str) -> str:
-    """What tables call a model."""
-    return MODELS[model].label if model in MODELS else model.replace("_", " ")
+def label_of(row: str) -> str:
+    """What tables call a row."""
+    model, bracket, changes = row.partition(" [")
+    label = MODELS[model].label if model in MODELS else model.replace("_", " ")
+    return label + bracket + changes
 
 
-def group_by_model(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Results by model, in the order they come."""
+def by_row(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Results by row, in the order they come."""
     found: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record["cell"]["model"], []).append(record)
+        found.setdefault(row_of(record), []).append(record)
     return found
+
+
+def as_planned(records: Sequence[Record]) -> list[Record]:
+    """Those of unchanged settings: claims are about no others."""
+    return [record for record in records if "set" not in record["cell"]]
 
 
 def over_seeds(
@@ -101,38 +101,39 @@ def over_seeds(
     return interval(means) if means else None
 
 
-def verdict(paper: float, ours: Interval, table: PaperTable) -> str:
+def verdict(paper: float, ours: Interval, table: PaperTable) -> Verdict:
     """Our mean against the paper's figure: "exceeded", "reproduced" or "not reproduced".
 
     Better by more than the interval (or the table's tolerance, if that is wider) exceeds it; within
     that distance reproduces it.
     """
-    half = ours.half if ours.count > 1 else 0.0
-    room = max(half, table.tolerance)
-    gain = table.sign * (ours.mean - paper)
+    gain, room = table.sign * (ours.mean - paper), _room(ours, table)
     if gain > room:
         return "exceeded"
     return "reproduced" if gain >= -room else "not reproduced"
 
 
-def verdict_on_gain(paper: float, ours: Comparison, table: PaperTable) -> Verdict:
+def _room(ours: Interval, table: PaperTable) -> float:
+    return max(ours.half, table.tolerance) if ours.count > 1 else table.tolerance
+
+
+def verdict_on_gain(paper: float, ours: Interval, table: PaperTable) -> Verdict:
     """A difference between two rows against the paper's: clear at all, and as large.
 
     One that is clear but smaller than the paper's reproduces it in part.
     """
     if not ours.beyond(table.tolerance):
         return "not reproduced"
-    gain = ours.difference
-    room = max(gain.half if gain.count > 1 else 0.0, table.tolerance)
-    if gain.mean > paper + room:
+    room = _room(ours, table)
+    if ours.mean > paper + room:
         return "exceeded"
-    return "reproduced" if gain.mean >= paper - room else "reproduced in part"
+    return "reproduced" if ours.mean >= paper - room else "reproduced in part"
 
 
 def margin(
     ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
-) -> Comparison:
-    """How much better `ours` is in a bucket, seed by seed."""
+) -> Interval | None:
+    """How much better `ours` is in a bucket, seed by seed; None if they share no seed."""
 
     def scores(records: Sequence[Record]) -> dict[tuple[Any, ...], float]:
         return {
@@ -143,9 +144,7 @@ def margin(
 
     a, b = scores(ours), scores(rival)
     shared = [table.sign * (a[key] - b[key]) for key in a if key in b]
-    if not shared:
-        raise ValueError("ours and rival must share at least one seed, got none")
-    return Comparison(interval(shared))
+    return interval(shared) if shared else None
 
 
 def seeds_of(value: Interval) -> str:
@@ -153,23 +152,30 @@ def seeds_of(value: Interval) -> str:
     return "one seed" if value.count == 1 else f"{value.count} seeds"
 
 
+def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of) -> str:
+    """The learning rate of each row, and which were not searched."""
+    rates = {row_of(r): r["training"].get("learning_rate") for r in records}
+    unsearched = {row_of(r) for r in records if r.get("searched") is False}
+    if len(set(rates.values())) == 1:
+        every = ", not searched" if unsearched == set(rates) else ""
+        return f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+    shown = [
+        f"{label(row)} {rate:g}" + (" (not searched)" if row in unsearched else "")
+        for row, rate in rates.items()
+    ]
+    return f"Learning rate: {', '.join(shown)}."
+
+
 def training_notes(records: Sequence[Record]) -> list[str]:
     """How the models of a table were trained, and what its intervals are."""
     steps = sorted({record["steps"] for record in records if "steps" in record})
-    rates = {r["cell"]["model"]: r["training"].get("learning_rate") for r in records}
-    same = len(set(rates.values())) == 1
-    shown = (
-        f"{next(iter(rates.values())):g} for all"
-        if same
-        else ", ".join(f"{label_of(model)} {rate:g}" for model, rate in rates.items())
-    )
     seeds = {record["cell"]["seed"] for record in records}
     sizes = sorted({record["parameters"] for record in records})
     return [
         f"Parameters: {sizes[0]:,} to {sizes[-1]:,}. State: numbers kept for one sequence while "
         "decoding. The paper's figure and the verdict are on the last class, the one its claim is "
         "about.",
-        f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. Learning rate: {shown}.",
+        f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. {rates_note(records)}",
         f"{len(seeds)} seeds; intervals are 95 %, Student's t."
         if len(seeds) > 1
         else "One seed: no intervals.",
@@ -193,7 +199,7 @@ def score_sheet(
     *,
     label: Callable[[str], str] = label_of,
 ) -> Sheet:
-    """One row a model: state, every bucket, the paper's figure for the last one, the verdict on it.
+    """A line for each row: state, every bucket, the paper's figure for the last, and the verdict.
 
     Models of a table have equally many parameters; the notes say how many. Where some were trained
     for longer than others, a column says how long.
@@ -201,15 +207,16 @@ def score_sheet(
     digits = 1 if table.score == "accuracy" else 3
     lengths = {record.get("steps") for record in records}
     rows = []
-    for model, members in group_by_model(records).items():
+    for row, members in by_row(records).items():
         cells = [over_seeds(members, bucket, table.score, table.factor) for bucket in buckets]
-        name = MODELS[model].paper_row if model in MODELS else ""
+        # Rows with changed settings are no row of the paper.
+        name = MODELS[row].paper_row if row in MODELS else ""
         paper = table.rows.get(name)
         judged = "" if paper is None or cells[-1] is None else verdict(paper[-1], cells[-1], table)
         first = members[0]
         rows.append(
             [
-                label(model),
+                label(row),
                 *([f"{first['steps']:,}"] if len(lengths) > 1 else []),
                 f"{first['state_numbers']:,}",
                 *(show(cell, digits) for cell in cells),

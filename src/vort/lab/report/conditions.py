@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vort.lab.report.folder import Experiment, Json, mapping, rows_of
+from vort.lab.report.folder import Json, Part, mapping, rows_of
 from vort.lab.report.tables import Grid, grid
 from vort.lab.training.metrics import Interval, interval
 
@@ -205,12 +205,12 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def conditions_of(experiment: Experiment) -> list[Condition]:
+def conditions_of(part: Part) -> list[Condition]:
     """The experiment's cells by condition, in the order of their names."""
-    settings = {name: mapping(cell.get("cell")) for name, cell in experiment.cells.items()}
+    settings = {name: mapping(cell.get("cell")) for name, cell in part.cells.items()}
     varied = [key for key in differing(settings.values()) if key not in ("model", "seed")]
     groups: dict[tuple[str, ...], dict[str, list[Json]]] = {}
-    for name, cell in experiment.cells.items():
+    for name, cell in part.cells.items():
         keys = tuple(_words(key, settings[name].get(key)) for key in varied)
         model = str(settings[name].get("model", name))
         groups.setdefault(keys, {}).setdefault(model, []).append(cell)

@@ -11,7 +11,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from vort.files import write_atomically
 
 __all__ = [
     "PICTURES",
-    "Experiment",
     "Json",
+    "Part",
     "Run",
     "mapping",
     "plain_command",
@@ -37,11 +37,6 @@ __all__ = [
     "write_summary",
 ]
 
-# The paper's order; experiments it does not know follow by name.
-ORDER = (
-    *("kernel", "pilot", "label_copy", "books", "ablations", "complexity", "orders"),
-    "plasticity",
-)
 PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
 Json = dict[str, Any]
 
@@ -88,8 +83,8 @@ def _short(argument: str) -> str:
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """One folder of a run.
+class Part:
+    """What one experiment left in a run.
 
     Attributes:
         name: of the folder.
@@ -118,33 +113,36 @@ class Run:
 
     Attributes:
         folder: where it is.
-        experiments: its parts, by name.
+        parts: one for each experiment.
     """
 
     folder: Path
-    experiments: list[Experiment]
+    parts: list[Part]
 
     @property
     def problems(self) -> list[str]:
         """What could not be read, anywhere."""
-        return [text for experiment in self.experiments for text in experiment.problems]
+        return [text for part in self.parts for text in part.problems]
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, order: Iterable[str] = ()) -> Run:
     """The experiments of a run folder, or the folder itself where it is one experiment.
+
+    order: names of experiments that come first, such as `vort.lab.experiments.EXPERIMENTS`; the
+        others follow by name.
 
     Raises NotADirectoryError where there is none, and ValueError where it holds no experiment.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
     if _is_experiment(folder):
-        return Run(folder, [_read_experiment(folder)])
+        return Run(folder, [_read_part(folder)])
     found = [path for path in folder.iterdir() if path.is_dir() and _is_experiment(path)]
-    place = {name: index for index, name in enumerate(ORDER)}
-    parts = sorted(found, key=lambda path: (place.get(path.name, len(ORDER)), path.name))
-    if not parts:
+    place = {name: index for index, name in enumerate(order)}
+    folders = sorted(found, key=lambda path: (place.get(path.name, len(place)), path.name))
+    if not folders:
         raise ValueError(f"{folder} holds no experiment: a folder with summary.json or cells/")
-    return Run(folder, [_read_experiment(part) for part in parts])
+    return Run(folder, [_read_part(path) for path in folders])
 
 
 def mapping(value: Any) -> Json:
@@ -162,12 +160,12 @@ def _is_experiment(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("summary.json", "cells"))
 
 
-def _read_experiment(folder: Path) -> Experiment:
+def _read_part(folder: Path) -> Part:
     problems: list[str] = []
     summary = _read_json(folder / "summary.json", problems) or {}
     cells = read_cells(folder, problems)
     pictures = list(_pictures(folder, summary, problems))
-    return Experiment(folder.name, summary, cells, pictures, problems)
+    return Part(folder.name, summary, cells, pictures, problems)
 
 
 def read_cells(folder: Path, problems: list[str]) -> dict[str, Json]:

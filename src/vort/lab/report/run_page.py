@@ -5,12 +5,13 @@ What `pages/report.html` shows is put together here; that template says how, and
 
 import base64
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from vort.files import write_atomically
 from vort.lab.report.conditions import Charts, Condition, conditions_of, differing
-from vort.lab.report.folder import PICTURES, Experiment, Json, Run, mapping, read_run, rows_of
+from vort.lab.report.folder import PICTURES, Json, Part, Run, mapping, read_run, rows_of
 from vort.lab.report.standalone import shown, standalone_page
 from vort.lab.report.tables import Entry, Grid, grid
 from vort.lab.training.metrics import Interval
@@ -21,9 +22,12 @@ __all__ = ["report_page", "write_report_page"]
 LARGEST_PICTURE = 12_000_000
 
 
-def write_report_page(folder: Path, out: Path) -> Run:
-    """Write the page of a run folder to a file, and return what was read."""
-    run = read_run(folder)
+def write_report_page(folder: Path, out: Path, order: Iterable[str] = ()) -> Run:
+    """Write the page of a run folder to a file, and return what was read.
+
+    order: names of experiments that come first on the page, as in `read_run`.
+    """
+    run = read_run(folder, order)
     page = report_page(run)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
@@ -36,12 +40,9 @@ def report_page(run: Run) -> str:
     Nothing in it comes from outside, and nothing in the run folder can act in it.
     """
     charts = Charts()
-    sections = [
-        _section(f"part-{index}", experiment, charts)
-        for index, experiment in enumerate(run.experiments, 1)
-    ]
-    verdicts = sum((_verdict_counts(part) for part in run.experiments), Counter[str]())
-    cells = sum(len(part.cells) for part in run.experiments)
+    sections = [_section(f"part-{index}", part, charts) for index, part in enumerate(run.parts, 1)]
+    verdicts = sum((_verdict_counts(part) for part in run.parts), Counter[str]())
+    cells = sum(len(part.cells) for part in run.parts)
     counted = [
         f"{len(sections)} experiments" if len(sections) != 1 else "1 experiment",
         f"{verdicts.total()} claims of the paper" if verdicts else "",
@@ -62,41 +63,41 @@ def report_page(run: Run) -> str:
     )
 
 
-def _section(anchor: str, experiment: Experiment, charts: Charts) -> dict[str, Any]:
+def _section(anchor: str, part: Part, charts: Charts) -> dict[str, Any]:
     """What the template shows of one experiment."""
-    summary, cells = experiment.summary, experiment.cells
-    conditions = conditions_of(experiment)
+    summary, cells = part.summary, part.cells
+    conditions = conditions_of(part)
     notes = summary.get("notes")
     # Before the problems are listed: a picture that cannot be read is one of them.
-    pictures = _pictures(experiment)
+    pictures = _pictures(part)
     settings = [_settings(cell) for cell in cells.values()]
     varied = set(differing(settings))
     return {
         "anchor": anchor,
-        "title": experiment.title,
+        "title": part.title,
         "about": summary.get("about"),
         "command": summary.get("command"),
-        "chips": _chips(experiment),
-        "problems": experiment.problems,
+        "chips": _chips(part),
+        "problems": part.problems,
         "notes": notes if isinstance(notes, list) else [],
-        "verdicts": _verdicts(experiment),
-        "sheets": _sheets(experiment),
+        "verdicts": _verdicts(part),
+        "sheets": _sheets(part),
         "scores": _scores(conditions),
         "plots": charts.of_conditions(conditions, mapping(summary.get("labels"))),
         "pictures": pictures,
         "settings": {k: v for k, v in settings[0].items() if k not in varied} if settings else {},
         "count": len(cells),
-        "cells": _cells(experiment),
+        "cells": _cells(part),
         "at_edge": any(mapping(cell.get("search")).get("at_edge") for cell in cells.values()),
-        "made_by": _made_by(experiment),
+        "made_by": _made_by(part),
     }
 
 
-def _chips(experiment: Experiment) -> list[Entry]:
+def _chips(part: Part) -> list[Entry]:
     """Verdicts, cells and damage in a few words each."""
-    counts = _best_first(_verdict_counts(experiment))
+    counts = _best_first(_verdict_counts(part))
     chips = [Entry(f"{count} {name}", VERDICTS.get(name, "other")) for name, count in counts]
-    cells, bad = len(experiment.cells), len(experiment.problems)
+    cells, bad = len(part.cells), len(part.problems)
     if cells:
         chips.append(Entry("1 cell" if cells == 1 else f"{cells} cells", "plain"))
     if bad:
@@ -104,8 +105,8 @@ def _chips(experiment: Experiment) -> list[Entry]:
     return chips
 
 
-def _verdict_counts(experiment: Experiment) -> Counter[str]:
-    rows = rows_of(experiment.summary.get("verdicts"))
+def _verdict_counts(part: Part) -> Counter[str]:
+    rows = rows_of(part.summary.get("verdicts"))
     return Counter(str(row.get("verdict", "")) for row in rows)
 
 
@@ -119,9 +120,9 @@ def _verdict(words: str) -> Entry:
     return Entry(words, VERDICTS.get(words, "other"))
 
 
-def _verdicts(experiment: Experiment) -> Grid | None:
+def _verdicts(part: Part) -> Grid | None:
     """The paper's claims beside what was measured."""
-    rows = rows_of(experiment.summary.get("verdicts"))
+    rows = rows_of(part.summary.get("verdicts"))
     if not rows:
         return None
     body = [
@@ -138,10 +139,10 @@ def _verdicts(experiment: Experiment) -> Grid | None:
     return grid(headings, body, "cards claims")
 
 
-def _sheets(experiment: Experiment) -> list[tuple[Any, Grid]]:
+def _sheets(part: Part) -> list[tuple[Any, Grid]]:
     """The tables that the experiment wrote, with their titles."""
     sheets = []
-    for sheet in rows_of(experiment.summary.get("sheets")):
+    for sheet in rows_of(part.summary.get("sheets")):
         headings, rows = sheet.get("headings"), sheet.get("rows")
         if isinstance(headings, list) and isinstance(rows, list):
             body = [
@@ -196,35 +197,35 @@ def _one(cells: list[Json], key: str) -> Any:
     return next((cell[key] for cell in cells if cell.get(key) is not None), None)
 
 
-def _pictures(experiment: Experiment) -> list[dict[str, Any]]:
+def _pictures(part: Part) -> list[dict[str, Any]]:
     """Pictures inside the page, with caption and command."""
-    listed = {str(row.get("file")): row for row in rows_of(experiment.summary.get("figures"))}
+    listed = {str(row.get("file")): row for row in rows_of(part.summary.get("figures"))}
     pictures = []
-    for file in experiment.pictures:
+    for file in part.pictures:
         about = listed.get(file.name, {})
-        source = _data_uri(file, experiment)
+        source = _data_uri(file, part)
         if source is not None:
             caption = about.get("caption") or file.stem.replace("_", " ")
             pictures.append({"source": source, "caption": caption, "command": about.get("command")})
     return pictures
 
 
-def _data_uri(picture: Path, experiment: Experiment) -> str | None:
+def _data_uri(picture: Path, part: Part) -> str | None:
     try:
         content = picture.read_bytes()
     except OSError as problem:
-        experiment.problems.append(f"{experiment.name}/{picture.name}: {problem}")
+        part.problems.append(f"{part.name}/{picture.name}: {problem}")
         return None
     if len(content) > LARGEST_PICTURE:
         size = f"{len(content) / 1e6:.0f} MB"
-        experiment.problems.append(f"{experiment.name}/{picture.name} is left out: {size}")
+        part.problems.append(f"{part.name}/{picture.name} is left out: {size}")
         return None
     return f"data:{PICTURES[picture.suffix]};base64,{base64.b64encode(content).decode()}"
 
 
-def _cells(experiment: Experiment) -> Grid | None:
+def _cells(part: Part) -> Grid | None:
     """Every cell in a row: what sets it apart, its scores, its cost."""
-    cells = experiment.cells
+    cells = part.cells
     if not cells:
         return None
     flat = {name: _settings(cell) for name, cell in cells.items()}
@@ -265,10 +266,10 @@ def _rate(cell: Json) -> str:
     return "" if rate is None else f"{shown(rate)}{'*' if search.get('at_edge') else ''}"
 
 
-def _made_by(experiment: Experiment) -> dict[str, str]:
+def _made_by(part: Part) -> dict[str, str]:
     """Everything that made the numbers: versions, machines, commands."""
     found: dict[str, dict[str, None]] = {}
-    for source in (experiment.summary, *experiment.cells.values()):
+    for source in (part.summary, *part.cells.values()):
         for key, value in mapping(source.get("made_by")).items():
             found.setdefault(str(key), {})[shown(value)] = None
     return {key: _several(list(values)) for key, values in found.items()}

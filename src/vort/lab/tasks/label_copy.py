@@ -5,28 +5,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from vort.lab.tasks.streams import Split, uniform_below
-from vort.lab.tasks.task import Batch, GeneratedTask, Row
-from vort.lab.tasks.vocabulary import KeyVocabulary
+from vort.lab.tasks.parts import KeyTask, KeyVocabulary
+from vort.lab.tasks.task import Batch, Row, Split, uniform_below
 
 __all__ = ["LabelCopy"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelCopy(GeneratedTask):
+class LabelCopy(KeyTask):
     """Entities mentioned at uniform positions; only the first mention shows the entity's label.
 
     All mentions of a sequence are distinct positions drawn uniformly at once; an entity's earliest
     one shows (name, label), the others the name. Batches hold the true `entity_mask`.
 
-    Args (and those of `GeneratedTask`):
+    Args (and those of `KeyTask`):
         entities: E, entities in a sequence.
         mentions: mentions of each entity after the first.
         names: size of the pool that names are drawn from, without replacement.
-        labels: number of classes.
-        fillers: tokens that mean nothing.
 
     >>> task = LabelCopy(length=500, entities=4, mentions=3)
     >>> int((task.batch("train", [0])["labels"] >= 0).sum())
@@ -39,8 +35,6 @@ class LabelCopy(GeneratedTask):
     entities: int = 20
     mentions: int = 10
     names: int = 256
-    labels: int = 16
-    fillers: int = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,21 +51,6 @@ class LabelCopy(GeneratedTask):
     def vocabulary(self) -> KeyVocabulary:
         """Which token shows what; keys are names."""
         return KeyVocabulary(self.names, self.labels, self.fillers)
-
-    @property
-    def vocab_size(self) -> int:
-        """Labels, (name, label) pairs, names and fillers."""
-        return self.vocabulary.size
-
-    @property
-    def num_classes(self) -> int:
-        """Number of labels."""
-        return self.labels
-
-    @property
-    def parts(self) -> Tensor:  # type: ignore[override]
-        """Name and label of each token, for `PartsEmbedding`."""
-        return self.vocabulary.parts()
 
     def batch(self, split: Split, indices: Sequence[int]) -> Batch:
         """The sequences with these indices, and which of their tokens are mentions."""

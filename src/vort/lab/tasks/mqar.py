@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from vort.lab.tasks.streams import uniform_below
-from vort.lab.tasks.task import GeneratedTask, Integers, Row
+from vort.lab.tasks.task import GeneratedTask, Integers, Row, uniform_below
 
 __all__ = ["MQAR"]
 

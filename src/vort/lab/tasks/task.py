@@ -1,23 +1,50 @@
-"""What training and evaluation ask of a task, and what generated tasks share."""
+"""What training and evaluation ask of a task, and what generated tasks share.
+
+Sequences are drawn from random numbers by name: a seed, a task, a split and an index always give
+the same ones. Philox is a counter-based generator: its key says which stream, its counter where in
+it. The key holds seed, task and split, the top word of the counter the index of the sequence. So
+sequences need no state, any worker can make any of them, and no two share a number: each has 2^192
+counts of its own, and streams of different splits have different keys.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypedDict, get_args
+from zlib import crc32
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vort.lab.tasks.streams import Split, check_split, stream
+from vort.names import check_choice, refuse_unknown
 
-__all__ = ["IGNORED", "Batch", "GeneratedTask", "Row", "Task", "bucket_names"]
+__all__ = [
+    "IGNORED",
+    "SPLITS",
+    "TASKS",
+    "Batch",
+    "GeneratedTask",
+    "Row",
+    "Split",
+    "Task",
+    "bucket_names",
+    "check_split",
+    "make_task",
+    "stream",
+    "uniform_below",
+]
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 # What cross-entropy leaves out, by PyTorch's convention.
 IGNORED = -100
 Integers = NDArray[np.int64]
+# Every task there is by name: a class that has a name is one.
+TASKS: dict[str, type["Task"]] = {}
 
 
 class Batch(TypedDict):
@@ -49,12 +76,22 @@ class Task(ABC):
         num_classes: labels are 0 .. num_classes - 1, always the first tokens of the vocabulary.
         bucket_names: the classes of lag or position that results are split by.
         parts: `[vocab_size, P]` for tokens made of P parts (see `PartsEmbedding`), or None.
+        text: whether tokens are the bytes of a text.
     """
 
     name: ClassVar[str]
     score: ClassVar[Literal["accuracy", "bits"]] = "accuracy"
+    text: ClassVar[bool] = False
     length: int
     parts: Tensor | None = None
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        name = cls.__dict__.get("name")
+        if name is not None:
+            if TASKS.get(name, cls).__qualname__ != cls.__qualname__:
+                raise ValueError(f"name must be of one task only, got {name!r} twice")
+            TASKS[name] = cls
 
     @property
     @abstractmethod
@@ -82,9 +119,23 @@ class Task(ABC):
         Labels are those of `Batch`; indices run from 0 to `size(split)`.
         """
 
-    @abstractmethod
+    def kinds(self, batch: Batch) -> dict[str, Tensor]:
+        """Which positions `[B, T]` are of which kind; every position is of one.
+
+        By default what later queries ask for ("first"), the queries ("again"), and "filler".
+        """
+        again = batch["sources"] >= 0
+        rows, queries = again.nonzero(as_tuple=True)
+        first = torch.zeros_like(again)
+        first[rows, batch["sources"][rows, queries].long()] = True
+        first &= ~again
+        return {"first": first, "again": again, "filler": ~first & ~again}
+
     def describe(self) -> dict[str, Any]:
         """Name and every setting, ready for JSON: what a result must be filed under."""
+        settings = asdict(self)  # type: ignore[call-overload]
+        lists = {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}
+        return {"task": self.name, **settings, **lists}
 
     def check_indices(self, split: Split, indices: Sequence[int]) -> None:
         """Raise unless all indices lie in the split."""
@@ -94,6 +145,14 @@ class Task(ABC):
             if index < 0 or (size is not None and index >= size):
                 limit = "" if size is None else f" and < {size}"
                 raise IndexError(f"indices of split {split!r} must be >= 0{limit}, got {index}")
+
+
+def make_task(name: str, **settings: Any) -> Task:
+    """The task called `name`, one of `TASKS`, with these settings; unknown ones are an error."""
+    check_choice("task", name, TASKS)
+    kind = TASKS[name]
+    refuse_unknown(f"task {name!r}", settings, [field.name for field in fields(kind)])  # type: ignore[arg-type]
+    return kind(**settings)
 
 
 class Row(NamedTuple):
@@ -171,11 +230,6 @@ class GeneratedTask(Task):
             "sources": torch.from_numpy(sources),
         }
 
-    def describe(self) -> dict[str, Any]:
-        """Name and every setting; see `Task.describe`."""
-        settings = asdict(self)
-        return {"task": self.name, **settings, "bounds": list(self.bounds)}
-
 
 def bucket_names(bounds: Sequence[int]) -> tuple[str, ...]:
     """Names of the classes between bounds that belong to the class below them.
@@ -187,3 +241,33 @@ def bucket_names(bounds: Sequence[int]) -> tuple[str, ...]:
         return ("all",)
     between = [f"{low}-{high}" for low, high in pairwise(bounds)]
     return (f"<={bounds[0]}", *between, f">{bounds[-1]}")
+
+
+def check_split(split: str) -> None:
+    """Raise unless `split` is one of `SPLITS`."""
+    check_choice("split", split, SPLITS)
+
+
+def stream(seed: int, task: str, split: Split, index: int) -> np.random.Generator:
+    """The generator of one sequence.
+
+    >>> stream(0, "demo", "train", 7).integers(100) == stream(0, "demo", "train", 7).integers(100)
+    np.True_
+    """
+    check_split(split)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must lie in [0, 2^64), got {seed}")
+    which = crc32(task.encode()) << 8 | SPLITS.index(split)
+    key = np.array([seed, which], dtype=np.uint64)
+    counter = np.array([0, 0, 0, index], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def uniform_below(rng: np.random.Generator, bound: int, size: int) -> Integers:
+    """`size` integers in [0, bound), uniform to within bound / 2^32, five times faster than numpy.
+
+    Fillers are most of a sequence and so most of its cost.
+    """
+    raw: NDArray[np.uint64] = np.asarray(rng.bit_generator.random_raw((size + 1) // 2))
+    words = raw.view(np.uint32)[:size].astype(np.uint64)
+    return (words * np.uint64(bound) >> np.uint64(32)).astype(np.int64)

@@ -6,17 +6,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from vort.lab.tasks.streams import uniform_below
-from vort.lab.tasks.task import GeneratedTask, Integers, Row
-from vort.lab.tasks.vocabulary import KeyVocabulary
+from vort.lab.tasks.parts import KeyTask, KeyVocabulary
+from vort.lab.tasks.task import Integers, Row, uniform_below
 
 __all__ = ["ZipfRetrieval", "place_pairs"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZipfRetrieval(GeneratedTask):
+class ZipfRetrieval(KeyTask):
     """Anchors show a key and a label; later a query shows the key, and the label is asked for.
 
     Sparse: `pairs` keys, each with one anchor and one query at lag d, P(d) ~ d^-beta on
@@ -28,13 +26,11 @@ class ZipfRetrieval(GeneratedTask):
     positions, each with a key of its own; a query at every odd position t, whose lag follows the
     same law on the odd lags up to t. An anchor may be asked for often or never.
 
-    Args (and those of `GeneratedTask`):
+    Args (and those of `KeyTask`):
         beta: exponent of the law of lags.
         pairs: Q, anchor/query pairs in a sparse sequence.
         keys: size of the pool that keys are drawn from, without replacement. Default: 256, or one
             for each anchor of a dense sequence.
-        labels: C, number of classes.
-        fillers: tokens that mean nothing.
         queries: "sparse" or "dense".
 
     >>> task = ZipfRetrieval(length=1000, pairs=16)
@@ -48,8 +44,6 @@ class ZipfRetrieval(GeneratedTask):
     beta: float = 1.0
     pairs: int = 64
     keys: int | None = None
-    labels: int = 16
-    fillers: int = 64
     queries: Literal["sparse", "dense"] = "sparse"
 
     def __post_init__(self) -> None:
@@ -78,21 +72,6 @@ class ZipfRetrieval(GeneratedTask):
         """Which token shows what."""
         default = 256 if self.queries == "sparse" else self.anchors
         return KeyVocabulary(self.keys or default, self.labels, self.fillers)
-
-    @property
-    def vocab_size(self) -> int:
-        """Labels, (key, label) pairs, keys and fillers."""
-        return self.vocabulary.size
-
-    @property
-    def num_classes(self) -> int:
-        """C."""
-        return self.labels
-
-    @property
-    def parts(self) -> Tensor:  # type: ignore[override]
-        """Key and label of each token, for `PartsEmbedding`."""
-        return self.vocabulary.parts()
 
     def draw(self, rng: np.random.Generator) -> Row:
         """One sequence."""

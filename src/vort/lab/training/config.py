@@ -1,9 +1,10 @@
 """Every knob of a training run."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
+
+from vort.names import check_choice, refuse_unknown
 
 __all__ = ["TrainingConfig"]
 
@@ -90,12 +91,9 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
-        for name, allowed in (
-            ("precision", ("auto", "bf16", "float32")),
-            ("log", (None, "tensorboard", "wandb")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        check_choice("precision", self.precision, ("auto", "bf16", "float32"))
+        if self.log is not None:
+            check_choice("log", self.log, ("tensorboard", "wandb"))
 
     def _check_counts(self) -> None:
         for name in _AT_LEAST_ONE + _AT_LEAST_ZERO:
@@ -110,12 +108,7 @@ class TrainingConfig:
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "TrainingConfig":
         """A config from JSON or a command line; unknown keys are an error."""
-        known = [field.name for field in fields(cls)]
-        for key in settings:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-                raise TypeError(f"TrainingConfig has no setting {key!r}; {hint}")
+        refuse_unknown("TrainingConfig", settings, [field.name for field in fields(cls)])
         return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:

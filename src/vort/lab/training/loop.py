@@ -7,10 +7,9 @@ from torch import nn
 
 from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
-from vort.lab.training.optimization import learning_rate_at
-from vort.lab.training.result import TrainingResult
-from vort.lab.training.run import Run
-from vort.lab.training.scoring import Objective
+from vort.lab.training.run import Run, TrainingResult
+from vort.lab.training.scorer import Objective
+from vort.lab.training.setup import learning_rate_at
 
 __all__ = ["train"]
 
@@ -48,7 +47,7 @@ def train(
     run.start(resume)
     limit = float("inf") if config.clip_norm is None else config.clip_norm
     accelerator, optimizer = run.accelerator, run.optimizer
-    with run.bar() as bar:
+    with run.bar() as show_progress:
         batches = run.batches()
         for step in range(run.result.steps, run.total):
             rate = learning_rate_at(step, run.total, config)
@@ -65,5 +64,5 @@ def train(
                     optimizer.zero_grad()
                 mean = mean + loss.detach() / config.accumulation
             run.after_step(step + 1, mean, norm, rate)
-            bar.update(step + 1, run.result.tokens_per_second, run.recorder.last_loss)
+            show_progress()
     return run.finish()

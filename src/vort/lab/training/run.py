@@ -1,28 +1,141 @@
-"""A run in progress: what the loop needs around its steps."""
+"""A run in progress: its steps recorded, scored, shown and saved, and what it leaves behind."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from vort.files import write_atomically
 from vort.lab.tasks import Split, Task
 from vort.lab.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from vort.lab.training.config import TrainingConfig
 from vort.lab.training.data import Pieces, load
-from vort.lab.training.evaluation import evaluate
-from vort.lab.training.metrics import Metrics
-from vort.lab.training.optimization import make_optimizer
-from vort.lab.training.progress import Bar, progress_bar
-from vort.lab.training.recorder import Recorder
-from vort.lab.training.result import TrainingResult
-from vort.lab.training.scoring import Objective, Scorer
-from vort.lab.training.setup import make_accelerator, total_steps
+from vort.lab.training.metrics import Metrics, evaluate
+from vort.lab.training.scorer import Objective, Scorer
+from vort.lab.training.setup import make_accelerator, make_optimizer, total_steps
 
-__all__ = ["Run"]
+__all__ = ["Run", "TrainingResult"]
+
+
+@dataclass
+class TrainingResult:
+    """What a run found.
+
+    Attributes:
+        steps: optimiser steps taken, those before an interruption included.
+        history: loss, learning rate and gradient norm every `log_every` steps, and metrics at each
+            look at the validation split.
+        validation: metrics by bucket at the end.
+        test: the same on the test split; empty if it was not asked for.
+        tokens_per_second: speed of training since the last start, evaluation and the first step
+            (which compiles and warms up) left out; 0 if there was no other.
+        seconds: time of everything, that before an interruption included.
+    """
+
+    steps: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    validation: Metrics = field(default_factory=dict)
+    test: Metrics = field(default_factory=dict)
+    tokens_per_second: float = 0.0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+class Recorder:
+    """Keeps losses on the device until they are read: reading each would make it wait each time.
+
+    Args:
+        accelerator: Accelerate's.
+        result: where history and speed go.
+        tokens: tokens of a step.
+        tracked: whether Accelerate has a tracker to log to.
+
+    Attributes:
+        last_loss: mean loss since the last record.
+        pending: losses since then, one a step.
+    """
+
+    def __init__(
+        self, accelerator: Any, result: TrainingResult, *, tokens: int, tracked: bool
+    ) -> None:
+        self.accelerator, self.result = accelerator, result
+        self.tokens, self.tracked = tokens, tracked
+        self.last_loss: float | None = None
+        self.pending: list[float] = []
+        self._unread: list[tuple[Tensor, Tensor]] = []
+        self._mark: float | None = None
+        self._seconds = 0.0
+        self._steps = 0
+        self._last: dict[str, float] = {}
+
+    @property
+    def warm(self) -> bool:
+        """Whether a step has been read, so that speed can be measured."""
+        return self._mark is not None
+
+    def add(self, loss: Tensor, norm: Tensor) -> None:
+        """Take the mean loss and the gradient norm of the next step."""
+        self._unread.append((loss.float(), norm.float()))
+
+    def read(self, step: int, rate: float) -> None:
+        """Fetch what the steps since the last reading, up to `step`, say; raise if one broke down.
+
+        rate: the learning rate of the last.
+        """
+        rows = torch.stack([torch.stack(pair) for pair in self._unread])
+        rows = self.accelerator.reduce(rows, "mean")
+        values = rows.tolist()
+        now = perf_counter()
+        for number, (loss, norm) in enumerate(values, step - len(values) + 1):
+            if not isfinite(loss) or not isfinite(norm):
+                raise FloatingPointError(
+                    f"training broke down at step {number}: loss {loss:g}, norm of the gradient "
+                    f"{norm:g}, learning rate {rate:g}; try a lower learning_rate, a longer warmup "
+                    'or precision="float32"'
+                )
+        if self._mark is not None:
+            self._seconds += now - self._mark
+            self._steps += len(values)
+            self.result.tokens_per_second = self._steps * self.tokens / self._seconds
+        self._mark = now
+        self._unread.clear()
+        self.pending += [loss for loss, _ in values]
+        self.last_loss = sum(self.pending) / len(self.pending)
+        self._last = {"gradient_norm": values[-1][1], "learning_rate": rate}
+
+    def record_losses(self, step: int) -> None:
+        """Add to the history what was read since this was last done."""
+        self.record(step, {"loss": self.last_loss, **self._last})
+        self.pending.clear()
+
+    def rest(self) -> None:
+        """Leave the time since the last reading out of the speed."""
+        if self._mark is not None:
+            self._mark = perf_counter()
+
+    def record(self, step: int, entry: dict[str, Any]) -> None:
+        """Add an entry to the history, and send it to the tracker."""
+        self.result.history.append({"step": step, **entry})
+        if not self.tracked:
+            return
+        flat: dict[str, float] = {}
+        for key, value in entry.items():
+            if isinstance(value, dict):
+                for bucket, metrics in value.items():
+                    flat |= {f"{key}/{name} {bucket}": x for name, x in metrics.items()}
+            else:
+                flat[key] = value
+        self.accelerator.log(flat, step=step)
 
 
 class Run:
@@ -90,10 +203,31 @@ class Run:
                     )
 
     @contextmanager
-    def bar(self) -> Iterator[Bar]:
-        """What is shown while the run runs."""
-        with progress_bar(self.config.progress and self.accelerator.is_main_process) as display:
-            yield Bar(display, self.total, self.result.steps)
+    def bar(self) -> Iterator[Callable[[], None]]:
+        """What to call after each step: it shows steps, tokens/s, time left and loss, if wanted."""
+        if not (self.config.progress and self.accelerator.is_main_process):
+            yield lambda: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeRemainingColumn as TimeLeft
+
+        speed, loss = TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[loss]}")
+        name = TextColumn("{task.description}")
+        columns = (name, BarColumn(), MofNCompleteColumn(), speed, TimeLeft(), loss)
+        with Progress(*columns) as display:
+            done = self.result.steps
+            row = display.add_task("training", total=self.total, completed=done, speed="", loss="")
+
+            def update() -> None:
+                last, rate = self.recorder.last_loss, self.result.tokens_per_second
+                display.update(
+                    row,
+                    completed=self.result.steps,
+                    speed=f"{rate:,.0f} tokens/s" if rate else "",
+                    loss="" if last is None else f"loss {last:.4f}",
+                )
+
+            yield update
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Compact batches of all steps to come: the pieces that fall to this process."""
@@ -138,10 +272,9 @@ class Run:
                 self.result.test = self._evaluate("test")
         self._count_seconds()
         if self.directory is not None and self.accelerator.is_main_process:
-            path = self.directory / "result.json"
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(self.result.to_dict(), indent=1))
-            partial.replace(path)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self.result.to_dict(), indent=1)
+            write_atomically(self.directory / "result.json", text)
         if self.config.log is not None:
             self.accelerator.end_training()
         return self.result

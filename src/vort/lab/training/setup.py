@@ -1,17 +1,27 @@
-"""Accelerate for a config, and how long a run is."""
+"""What a config asks for: Accelerate, AdamW with decay where it belongs, the rate of each step."""
 
 import atexit
 from importlib.util import find_spec
-from math import ceil
+from math import ceil, cos, pi
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
 
-__all__ = ["make_accelerator", "total_steps", "uses_bf16"]
+__all__ = [
+    "decays",
+    "learning_rate_at",
+    "make_accelerator",
+    "make_optimizer",
+    "total_steps",
+    "uses_bf16",
+]
+
+_MATRICES = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 
 def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
@@ -64,3 +74,60 @@ def total_steps(task: Task, config: TrainingConfig, processes: int) -> int:
             f"= {config.epochs} says nothing"
         )
     return ceil(size * config.epochs / config.batch_size)
+
+
+def decays(model: nn.Module) -> dict[str, bool]:
+    """For each parameter: whether weight decay may shrink it.
+
+    Matrices that mix features decay. Norms, biases, rates, orders, feature maps and all that routes
+    or gates do not: there, zero is one setting among others and not a simpler one. The `gate_proj`
+    of a gated MLP is a matrix like any other.
+    """
+    modules = dict(model.named_modules())
+    found = {}
+    for name, parameter in model.named_parameters():
+        path, _, leaf = name.rpartition(".")
+        routes = any(
+            part == "router" or (part.startswith("gate") and part != "gate_proj")
+            for part in path.split(".")
+        )
+        matrix = isinstance(modules[path], _MATRICES) and leaf == "weight" and parameter.ndim > 1
+        found[name] = matrix and not routes
+    return found
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """AdamW over all parameters that learn, in a group that decays and one that does not."""
+    may_decay = decays(model)
+    learning = [(name, x) for name, x in model.named_parameters() if x.requires_grad]
+    if not learning:
+        raise ValueError("model must have parameters that require a gradient, got none")
+    groups = [
+        {
+            "params": [x for name, x in learning if may_decay[name] == decay],
+            "weight_decay": config.weight_decay if decay else 0.0,
+        }
+        for decay in (True, False)
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        fused=learning[0][1].is_cuda,
+    )
+
+
+def learning_rate_at(step: int, total: int, config: TrainingConfig) -> float:
+    """Linear warm-up, then half a cosine down to the final fraction, reached at the last step.
+
+    >>> config = TrainingConfig(steps=100, learning_rate=1.0, warmup=0.1, final_fraction=0.1)
+    >>> [round(learning_rate_at(step, 100, config), 2) for step in (0, 9, 10, 99)]
+    [0.1, 1.0, 1.0, 0.1]
+    """
+    warm = round(config.warmup * total)
+    if step < warm:
+        return config.learning_rate * (step + 1) / warm
+    share = (step - warm) / max(total - 1 - warm, 1)
+    low = config.final_fraction
+    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + cos(pi * share)))

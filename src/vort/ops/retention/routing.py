@@ -41,7 +41,7 @@ def shared_basis(
 def paper_banks(
     order: Tensor,
     banks: int,
-    terms: int,
+    scales: int,
     horizon: int,
     *,
     order_min: float = 0.05,
@@ -49,20 +49,20 @@ def paper_banks(
 ) -> tuple[Tensor, Tensor]:
     """write `[B, T, H, S']` and log_decay `[S']` for the paper's routing (eq. bank-update).
 
-    Bank k of K has the fixed order `order_min + (1 - order_min) k / K` and its own exponentials
-    (theorem soe, as corrected in `vort.fractional.quadrature`) of `terms` terms; a token writes to
-    the nearest bank alone. S' = (K - 1) terms + 1: the bank of order 1 needs one term only.
+    Bank k of K has the fixed order `order_min + (1 - order_min) k / K` and `scales` of its own
+    (theorem soe, as corrected in `vort.fractional.quadrature`); a token writes to the nearest bank
+    alone. S' = (K - 1) scales + 1: the bank of order 1 needs one only.
 
     The nearest bank has no gradient (the paper does not say how it is trained). Forwards the
     choice is one-hot; backwards it is straight-through, as if a token shared its writing linearly
     between the two neighbouring banks. Beyond the first bank the line goes on, so that an order
     below it still feels a pull.
 
-    >>> write, log_decay = paper_banks(torch.full((1, 5, 2), 0.7), banks=4, terms=6, horizon=100)
+    >>> write, log_decay = paper_banks(torch.full((1, 5, 2), 0.7), banks=4, scales=6, horizon=100)
     >>> write.shape, int((write[0, 0, 0] != 0).sum())
     (torch.Size([1, 5, 2, 19]), 6)
     """
-    orders, sizes, weights, rates = _bank_rules(banks, terms, horizon, order_min, tolerance)
+    orders, sizes, weights, rates = _bank_rules(banks, scales, horizon, order_min, tolerance)
     choice = nearest_bank(order, orders.to(order))
     repeated = choice.repeat_interleave(sizes.to(order.device), -1)
     return repeated * weights.to(choice), -rates.to(choice)
@@ -70,11 +70,11 @@ def paper_banks(
 
 @lru_cache(maxsize=32)
 def _bank_rules(
-    banks: int, terms: int, horizon: int, order_min: float, tolerance: float
+    banks: int, scales: int, horizon: int, order_min: float, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bank orders [K], terms in each [K], and all weights and rates [S'] one after another."""
+    """Bank orders [K], scales in each [K], and all weights and rates [S'] one after another."""
     orders = bank_orders(banks, order_min)
-    rules = [legendre_soe(float(order), terms, horizon, tolerance) for order in orders]
+    rules = [legendre_soe(float(order), scales, horizon, tolerance) for order in orders]
     weights = np.concatenate([rule.weights for rule in rules])
     rates = np.concatenate([rule.rates for rule in rules])
     sizes = torch.tensor([rule.terms for rule in rules])

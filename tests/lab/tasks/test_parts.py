@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vort.lab.tasks import MQAR, PartsEmbedding, ZipfRetrieval, embed_parts
-from vort.lab.tasks.vocabulary import KeyVocabulary
+from vort.lab.tasks.parts import KeyVocabulary
 
 WORDS = KeyVocabulary(keys=5, labels=3, fillers=2)
 

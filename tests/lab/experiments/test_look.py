@@ -7,23 +7,19 @@ import pytest
 import torch
 
 from tests.lab.experiments.tiny import tiny
-from vort.lab.experiments.looks import looks_at
-from vort.lab.experiments.measures import by_order, reads, strip
-from vort.lab.experiments.measures.by_order import impose_order
-from vort.lab.experiments.measures.kinds import kinds_of
-from vort.lab.experiments.measures.look import look
-from vort.lab.experiments.work import build_model
-from vort.lab.tasks import make_task
+from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.look import by_order, impose_order, look, reads, strip
+from vort.lab.experiments.measures import orders_by_kind
+from vort.lab.experiments.models import build_model
+from vort.lab.tasks import MQAR, Books, LabelCopy, make_task
 from vort.lab.training import TrainingConfig, evaluate
 
 CONFIG = TrainingConfig(steps=1, batch_size=4, precision="float32")
 
 
 def made(**config: Any) -> tuple[Any, Any]:
-    cell = tiny(config={**tiny().config, **config})
-    settings = dict(cell.task)
-    task = make_task(settings.pop("name"), **settings)
-    return build_model(cell, task), task
+    task = make_task(**tiny().task)
+    return build_model(task, {**tiny().config, **config}, seed=0), task
 
 
 def test_a_strip_shows_the_orders_that_the_model_gives() -> None:
@@ -35,7 +31,7 @@ def test_a_strip_shows_the_orders_that_the_model_gives() -> None:
     shown = torch.tensor(found["layers"][0]["order"])
     assert shown.shape == (2, 20)
     assert torch.allclose(shown, orders[0, part].T, atol=1e-4)
-    kinds = kinds_of(task, batch)
+    kinds = task.kinds(batch)
     assert all(kinds[kind][0, part.start + t] for t, kind in enumerate(found["kinds"]))
 
 
@@ -68,7 +64,7 @@ def test_without_gates_every_token_is_written_and_all_scales_are_read_alike() ->
 def test_an_imposed_order_is_what_those_tokens_get_and_only_while_it_lasts() -> None:
     model, task = made()
     batch = task.batch("test", [0])
-    where = kinds_of(task, batch)["first"]
+    where = task.kinds(batch)["first"]
     before = look(model, batch, CONFIG)[0].order
     for order in (model.config.order_min, 0.5, 1.0):
         with impose_order(model, order, where):
@@ -100,9 +96,30 @@ def test_models_without_orders_cannot_be_looked_at() -> None:
 
 
 def test_only_the_first_vort_of_the_laptop_is_looked_at_closely() -> None:
-    assert looks_at("vort", 0, "paper") == {"orders": {}}
-    assert looks_at("mixture", 0, "laptop") == {}
-    assert "strip" in looks_at("vort", 0, "laptop")
+    after = {
+        size: {(c.model, c.seed): c.after for c in EXPERIMENTS["pilot"].cells(size, None)}
+        for size in ("laptop", "paper")
+    }
+    assert sorted(after["laptop"]["vort", 0]) == ["by_order", "orders", "reads", "strip"]
+    assert after["laptop"]["vort", 1] == after["paper"]["vort", 0] == {"orders": {}}
+    assert after["laptop"]["mixture", 0] == {}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        LabelCopy(length=64, entities=2, mentions=2, names=4, bounds=(8,)),
+        MQAR(length=64, pairs=8, vocabulary=64, bounds=(8,)),
+        Books(length=64),
+    ],
+    ids=lambda task: task.name,
+)
+def test_every_task_can_be_looked_at(task: Any) -> None:
+    model = build_model(task, tiny().config, seed=0)
+    kinds = set(task.kinds(task.batch("test", [0])))
+    assert set(orders_by_kind(model, task, CONFIG)["layers"][0]) == kinds
+    assert ("text" in strip(model, task, CONFIG, positions=20, sequences=1)) == task.text
+    assert reads(model, task, CONFIG, sequences=2)["layers"]
 
 
 def test_what_is_kept_is_ready_for_json() -> None:

@@ -1,11 +1,11 @@
-"""Decay where it belongs, and the schedule."""
+"""Decay where it belongs, and the rate of each step."""
 
 import pytest
 import torch
 from torch import nn
 
 from tests.lab.training.tiny import quick, tiny
-from vort.lab.training.optimization import decays, learning_rate_at, make_optimizer
+from vort.lab.training.setup import decays, learning_rate_at, make_optimizer
 
 
 @pytest.mark.parametrize("memory", ["vort", "exponential", "mixture", "uniform_power_law", "gla"])
