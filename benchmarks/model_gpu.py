@@ -6,8 +6,9 @@
 24 layers of 1,024, 16 heads, vocabulary 32,000, bf16 weights, random tokens. VORT has 8 scales and
 the default options of a language model with an output gate; Llama is Hugging Face's with SDPA;
 RetNet and GLA are flash-linear-attention's models with their own defaults, found in the folder that
-`--with` names or as installed. Every model runs in a process of its own, so that none finds another's
-kernels compiled or its memory in use. A run cut short keeps what it measured; `--resume` goes on.
+`--with` names or as installed. Every model runs in a process of its own, so that none finds the
+kernels of another compiled or its memory in use. A run cut short keeps what it measured; `--resume`
+goes on.
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
 `+compile`; medians in milliseconds, peak memory, launches and kernel time by part. `host` is a step
@@ -39,8 +40,7 @@ HOST = (1, 256)
 PREFILL = [(1, 8192), (1, 65_536)]
 # batch, tokens of the prompt
 DECODING = [(1, 1000), (16, 1000), (1, 65_536)]
-NEW_TOKENS = 72
-WANTED = os.environ.get("VORT_BENCH_ONLY", "")
+NEW_TOKENS = 40
 MODELS = ("vort", "vort_s12", "llama", "retnet", "gla")
 
 # Parts of a step by the names of kernels; the first that matches.
@@ -197,10 +197,10 @@ def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, A
         return torch.zeros(batch, dtype=torch.bool, device="cuda")
 
     run()
-    return {"ms": statistics.median(run() for _ in range(3))}
+    return {"ms": statistics.median(run() for _ in range(2))}
 
 
-def measure(name: str, out: Path, found: dict[str, Any]) -> None:
+def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
     """Everything of one model that `found` lacks, written after each measurement."""
     plain, *how = name.split("+")
     model = build(plain)
@@ -210,7 +210,7 @@ def measure(name: str, out: Path, found: dict[str, Any]) -> None:
         model.forward = torch.compile(model.forward)
 
     def attempt(key: str, call: Callable[[], dict[str, Any]]) -> None:
-        if key in record or not re.match(WANTED, key):
+        if key in record or not re.search(only, key):
             return
         began = time.perf_counter()
         try:
@@ -220,10 +220,8 @@ def measure(name: str, out: Path, found: dict[str, Any]) -> None:
         record[key]["seconds"] = round(time.perf_counter() - began, 1)
         torch.cuda.empty_cache()
         out.write_text(json.dumps(found, indent=1) + "\n")
-        print(
-            f"{name:10s} {key:22s} {json.dumps({k: v for k, v in record[key].items() if k != 'longest'})}",
-            flush=True,
-        )
+        shown = {k: v for k, v in record[key].items() if k != "longest"}
+        print(f"{name:10s} {key:22s} {json.dumps(shown)}", flush=True)
 
     for batch, length in [HOST, *TRAINING]:
         key = f"train {batch}x{length}"
@@ -242,11 +240,28 @@ def measure(name: str, out: Path, found: dict[str, Any]) -> None:
             )
 
 
+def about() -> dict[str, str]:
+    """Where the figures come from."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def of(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    packages = ("torch", "triton", "transformers", "flash-linear-attention")
+    versions = {name: of(name) for name in packages}
+    command = "python benchmarks/model_gpu.py"
+    return {"command": command, "device": torch.cuda.get_device_name(), **versions}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("model_gpu.json"))
     parser.add_argument("--with", dest="folder", type=Path, help="folder with packages of peers")
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--only", default="", help="rows whose name matches, e.g. 'train|prefill'")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -256,12 +271,14 @@ def main() -> None:
         sys.path.insert(0, str(arguments.folder))
     keep = arguments.out.is_file() and (arguments.resume or arguments.one)
     found = json.loads(arguments.out.read_text()) if keep else {}
+    found.setdefault("made_by", about())
     if arguments.one:
-        measure(arguments.one, arguments.out, found)
+        measure(arguments.one, arguments.out, found, arguments.only)
         return
     arguments.out.write_text(json.dumps(found))
     for name in arguments.models.split(","):
         command = [sys.executable, __file__, "--one", name, "--out", str(arguments.out)]
+        command += ["--only", arguments.only]
         if arguments.folder is not None:
             command += ["--with", str(arguments.folder)]
         subprocess.run(command, check=False, env=os.environ)

@@ -10,6 +10,7 @@ Under a memory checker: `compute-sanitizer --tool memcheck python .../check_gpu.
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -153,14 +154,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="one small case, for memory checkers")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="one dtype only")
-    parser.add_argument("--match", default="", help="only cases whose name holds this")
+    parser.add_argument(
+        "--match", default="", help="only cases whose name holds this, a regular expression"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
     jobs = [
         job
         for job in all_jobs(arguments.seed)
-        if arguments.match in f"{job[0]} {'' if job[1] is None else job[1].name}"
+        if re.search(arguments.match, f"{job[0]} {'' if job[1] is None else job[1].name}")
         and arguments.dtype in (None, str(job[2]).split(".")[-1])
     ]
     if arguments.small:

@@ -20,11 +20,11 @@ from vort.memories.settings import settings_of
 from vort.ops.linear import gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed
-from vort.ops.short_convolution import Heads, to_heads
+from vort.ops.short_convolution import Heads, computed_again, to_heads
 
 __all__ = ["VortAttention"]
 
-# Rows from which on one product with joined weights pays for joining them.
+# Fewer rows than this are a step of decoding.
 FEW = 64
 
 
@@ -208,12 +208,13 @@ class VortAttention(nn.Module):
         x, padding = piece.hidden_states, piece.padding
         after: dict[str, Tensor] = {}
         x, heads, gate = self._project(piece, before, after)
-        local, entropy = self._attend(heads, piece, before, after)
-        inputs = MemoryInputs(
-            x, *heads[:3], entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place
-        )
-        memory_state = None if before is None else _below(before, "memory.")
-        found: MemoryOutput = self.memory(inputs, memory_state, output_state=piece.output_state)
+        with computed_again(heads):
+            local, entropy = self._attend(heads, piece, before, after)
+            q, k, v = heads[:3]
+            rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place)
+            past = None if before is None else _below(before, "memory.")
+            inputs = MemoryInputs(x, q, k, v, *rest)
+            found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
         if is_plain(x, self.o_proj):
@@ -234,11 +235,17 @@ class VortAttention(nn.Module):
         """Hidden states, queries `[B, T, H, D]`, keys and values `[B, T, Hkv, D]`, output gate."""
         x, projections = piece.hidden_states, (self.q_proj, self.k_proj, self.v_proj)
         gate = None
-        if is_plain(x, *projections, self.g_proj, rows=FEW):
-            weights = [torch.cat([p.weight for p in projections])]
-            weights += [] if self.g_proj is None else [self.g_proj.weight]
-            x, joined, *rest = products(x, *weights)
-            parts = [joined]
+        if is_plain(x, *projections, self.g_proj):
+            weights = [p.weight for p in projections]
+            more = [] if self.g_proj is None else [self.g_proj.weight]
+            if x.shape[0] * x.shape[1] < FEW and not torch.is_grad_enabled():
+                # A product of few rows takes as long as a launch: one for all.
+                joined = nn.functional.linear(x, torch.cat([*weights, *more]))
+                sizes = [sum(w.shape[0] for w in weights), *(w.shape[0] for w in more)]
+                first, *rest = joined.split(sizes, -1)
+            else:
+                x, first, *rest = products(x, torch.cat(weights), *more)
+            parts = [first]
             gate = rest[0] if rest else None
         else:
             parts = [projection(x) for projection in projections]

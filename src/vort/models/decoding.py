@@ -100,24 +100,29 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     shapes = tuple(x.shape for x in cache.states[0].values())
     key = (tokens.shape[0], tokens.device, shapes)
     graph = known.get(key)
-    moving_in = graph is None or cache.states.get(0) is not graph.states[0]
-    if graph is None or (moving_in and graph.weights != _fingerprint(model)):
+    if graph is not None and cache.states.get(0) is graph.states[0]:
+        return graph
+    # Asked when a cache moves in, not for every token.
+    if _hooked(model):
+        return None
+    if graph is None or graph.weights != _fingerprint(model):
         graph = known[key] = DecodeGraph(model, cache, tokens)
     return graph
 
 
 def _can_record(model: Any, cache: VortCache, tokens: Tensor) -> bool:
-    """Whether a step is the same launches every time, and nobody watches it from within."""
+    """Whether a step is the same launches every time."""
     if not tokens.is_cuda or torch.is_grad_enabled() or model.training or len(cache.states) == 0:
         return False
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return False
     memory = model.model.layers[0].self_attn.memory
     plain = isinstance(model.lm_head, nn.Linear) and memory.records_steps
-    return plain and not torch.is_autocast_enabled("cuda") and not _hooked(model)
+    return plain and not torch.is_autocast_enabled("cuda")
 
 
 def _hooked(model: nn.Module) -> bool:
+    """Whether somebody watches a module from within: a recording would not call them."""
     return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 

@@ -15,7 +15,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import RMSNorm, VortAttention
-from vort.layers.vort_attention import FEW
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
@@ -50,7 +49,7 @@ class VortMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden_size]` in and out."""
-        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj, rows=FEW):
+        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
             joined = torch.cat([self.gate_proj.weight, self.up_proj.weight])
             return gated_linear(nn.functional.linear(x, joined), self.down_proj.weight)
         result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))

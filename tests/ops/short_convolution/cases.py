@@ -147,31 +147,28 @@ def relative_errors(
 
 def step_errors(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     """Positions one at a time with a state moved on in place, against all at once."""
-    from vort.ops.short_convolution import to_heads
+    from vort.ops.short_convolution.triton import Inputs, heads_step, turn_table
 
     given = make_inputs(case, dtype, device, seed)
     x, weight = given["x"].contiguous(), given["weight"]
-    options = {"q_norm": given["q_norm"], "k_norm": given["k_norm"], "rope_base": 10000.0}
-    sizes = (case.heads, case.kv_heads)
-    with torch.no_grad():
-        whole = to_heads([x], *sizes, weight, **options, output_state=True)
-        state = x.new_zeros(case.batch, case.size - 1, x.shape[2])
-        place, parts = state.data_ptr(), []
-        for t in range(case.length):
-            seen = torch.full((case.batch,), t, device=device)
-            one = to_heads(
-                [x[:, t : t + 1]], *sizes, weight, state, **options, seen=seen, output_state=True,
-                in_place=True,
-            )  # fmt: skip
-            assert one.state is not None
-            assert one.state.data_ptr() == place
-            parts.append(one[:5])
+    rest = (given["q_norm"], given["k_norm"])
+    sizes = (case.heads, case.kv_heads, 1e-6)
+    state = x.new_zeros(case.batch, case.size - 1, x.shape[2])
+    parts = []
+    for t in range(case.length):
+        positions = torch.full((case.batch, 1), t, device=device)
+        cos, sin = turn_table(positions, case.dim, 10000.0, x.device)
+        one = x[:, t : t + 1]
+        parts.append(heads_step(Inputs(one, weight, state, None, *rest, cos, sin, *sizes)))
+    whole = exact(case, {n: y.double() if n in ("x", "weight", "q_norm", "k_norm") else y
+                         for n, y in given.items()})  # fmt: skip
+    names = ("q", "k", "v", "turned q", "turned k")
+    found = (torch.cat(steps, 1) for steps in zip(*parts, strict=True))
     errors = {
-        name: ((torch.cat(steps, 1) - y).double().norm() / y.double().norm()).item()
-        for name, steps, y in zip(whole._fields[:5], zip(*parts, strict=True), whole, strict=False)
+        name: ((got.double() - y).norm() / y.norm()).item()
+        for name, got, y in zip(names, found, whole, strict=True)
     }
-    assert whole.state is not None
-    return errors | {"state": (state - whole.state).double().norm().item()}
+    return errors | {"state": (state - x[:, case.length - case.size + 1 :]).double().norm().item()}
 
 
 CASES = [

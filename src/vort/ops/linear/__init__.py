@@ -23,9 +23,7 @@ __all__ = [
 ]
 
 
-def is_plain(
-    x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = (), rows: int = 1
-) -> bool:
+def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()) -> bool:
     """Whether products with x may be taken with the modules' weights, past the modules themselves.
 
     Only on a GPU, and only for linear layers that nobody has wrapped or hooked: adapters, quantised
@@ -35,10 +33,9 @@ def is_plain(
         x: what is multiplied.
         *modules: what would be called; None: nothing.
         kinds: classes that count as linear, with biases; `nn.Linear` without one by default.
-        rows: how many rows of x make it worth while.
     """
     on_gpu = kernels_take(x) or (x.is_cuda and torch.is_autocast_enabled("cuda"))
-    if not on_gpu or traced(x) or x.numel() < rows * x.shape[-1]:
+    if not on_gpu or traced(x):
         return False
     return all(m is None or _is_bare(m, kinds) for m in modules)
 

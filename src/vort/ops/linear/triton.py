@@ -204,6 +204,7 @@ def _products_back(
 ) -> Tensors:
     x = _flat(inputs.x)
     dx = None if grads[0] is None else _flat(grads[0])
+    own = False
     found: list[Tensor | None] = []
     for weight, grad, needed in zip(inputs[1:], grads[1:], needs[1:], strict=True):
         if weight is None or grad is None:
@@ -212,8 +213,12 @@ def _products_back(
         grad = _flat(grad)
         found.append(grad.T @ x if needed else None)
         if needs[0]:
-            # the sum over products is taken inside them
-            dx = grad @ weight if dx is None else torch.addmm(dx, grad, weight)
+            # the sum over products is taken inside them, in place once it is ours
+            if own and dx is not None:
+                dx.addmm_(grad, weight)
+            else:
+                dx = grad @ weight if dx is None else torch.addmm(dx, grad, weight)
+            own = True
     return None if dx is None else dx.view(inputs.x.shape), *found
 
 

@@ -5,19 +5,22 @@ of each head's queries and keys, and RoPE for the part of the layer that wants i
 `triton.py` does all of it in one walk along time; elsewhere it is a few lines of PyTorch.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vort.ops.custom import traced
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.local_attention.rope import apply_rope
 from vort.ops.padding import keep_last
 from vort.ops.rms_norm import rms_norm
 
-__all__ = ["Heads", "short_convolution", "to_heads"]
+__all__ = ["Heads", "computed_again", "short_convolution", "to_heads"]
 
 # The kernels keep the last inputs in registers by name.
 LONGEST = 4
@@ -33,6 +36,7 @@ class Heads(NamedTuple):
         turned_q: queries turned by RoPE; the same as q without it.
         turned_k: keys, likewise.
         state: `[B, W - 1, C]`, the last inputs of the convolution, where asked for.
+        again: computes the first five once more; None where they are as well kept.
     """
 
     q: Tensor
@@ -41,6 +45,7 @@ class Heads(NamedTuple):
     turned_q: Tensor
     turned_k: Tensor
     state: Tensor | None
+    again: Callable[[], Sequence[Tensor]] | None = None
 
 
 def short_convolution(
@@ -174,14 +179,16 @@ def _walked(
     in_place: bool,
 ) -> Heads:
     """`to_heads` by the kernels."""
-    from .triton import Inputs, heads_fused, heads_step, turn_table
+    from .triton import Inputs, heads_again, heads_fused, heads_step, turn_table
 
     dim = x.shape[2] // (num_heads + 2 * num_key_value_heads)
     cos = sin = None
     if rope_base is not None:
         positions: int | Tensor = x.shape[1]
         if seen is not None:
-            positions = seen[:, None] + torch.arange(x.shape[1], device=x.device)
+            positions = seen[:, None]
+            if x.shape[1] > 1:
+                positions = positions + torch.arange(x.shape[1], device=x.device)
         cos, sin = turn_table(positions, dim, rope_base, x.device)
     sizes = (num_heads, num_key_value_heads, eps)
     inputs = Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
@@ -193,8 +200,41 @@ def _walked(
         q, k, v, turned_q, turned_k = heads_fused(inputs)
         after = _after(x, weight, state, lengths) if output_state else None
     if turned_q is None:
-        turned_q, turned_k = q, k
-    return Heads(q, k, v, turned_q, turned_k, after)
+        return Heads(q, k, v, q, k, after)
+    again = None
+    if q.requires_grad and not traced(x):
+        plain: Any = [t.detach() if isinstance(t, Tensor) else t for t in inputs]
+        again = partial(heads_again, Inputs(*plain))
+    return Heads(q, k, v, turned_q, turned_k, after, again)
+
+
+@contextmanager
+def computed_again(heads: Heads) -> Iterator[None]:
+    """What is called within keeps no heads for its backward: they are computed again, once for all.
+
+    Heads are five tensors as large as the hidden states, and a fraction of their layer's time.
+    """
+    if heads.again is None:
+        yield
+        return
+    compute = heads.again
+    numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(heads[:5])}
+    made: list[Sequence[Tensor]] = []
+
+    def pack(x: Tensor) -> Any:
+        number = numbers.get((x.data_ptr(), x.numel())) if x.is_contiguous() else None
+        return x if number is None else (number, x.shape)
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if not made:
+            made.append(compute())
+        number, shape = kept
+        return made[0][number].view(shape)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def _composed(x: Tensor, weight: Tensor, state: Tensor | None, age: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.parts import fold
 from vort.ops.local_attention.triton.rope import angles
 
-__all__ = ["Inputs", "heads_fused", "heads_step", "turn_table"]
+__all__ = ["Inputs", "heads_again", "heads_fused", "heads_step", "turn_table"]
 
 WALK = Tile(columns=0, warps=4, stages=1)
 # Positions that a program walks over, and heads it has: measured on an H200.
@@ -67,6 +67,23 @@ def tap(weight, channel, lag, mask, W: tl.constexpr):
 
 
 @triton.jit
+def load_row(
+    x, plain, turned, t, length, row, stride, heads, h, i, ca, cb, mask, part,
+    D: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """Position t of x, of the gradients to heads, and of those to turned heads, in halves."""
+    here = mask & (t < length)
+    at = ((row * length + t) * heads + h) * D + i
+    xa, xb = load_half(x, t * stride + ca, here), load_half(x, t * stride + cb, here)
+    da, db = load_half(plain, at, here), load_half(plain, at + HALF, here)
+    ta, tb = da * 0.0, db * 0.0
+    if TURN:
+        if part < 2:
+            ta, tb = load_half(turned, at, here), load_half(turned, at + HALF, here)
+    return xa, xb, da, db, ta, tb
+
+
+@triton.jit
 def store_state(last, x1, x2, x3, channel, mask, C: tl.constexpr, W: tl.constexpr):
     """Half a head of the last W - 1 inputs, the latest at ``last``."""
     tl.store(last + channel, x1.to(last.dtype.element_ty), mask=mask)
@@ -96,10 +113,15 @@ def weigh(x0, x1, x2, x3, w0, w1, w2, w3, m1, m2, m3):
 @triton.jit
 def masks_at(age, t, length, HAS_AGE: tl.constexpr):
     """Age of position t, and m1, m2, m3 of `weigh`."""
+    old = t
+    m1 = tl.full([1, 1], 1.0, dtype=tl.float32)
+    m2, m3 = m1, m1
     if HAS_AGE:
         old = tl.load(age + t, mask=(t >= 0) & (t < length), other=0)
-        return old, (old >= 1).to(tl.float32), (old >= 2).to(tl.float32), (old >= 3).to(tl.float32)
-    return t, 1.0, 1.0, 1.0
+        m1 = (old >= 1).to(tl.float32)
+        m2 = (old >= 2).to(tl.float32)
+        m3 = (old >= 3).to(tl.float32)
+    return old, m1, m2, m3
 
 
 @triton.jit(do_not_specialize=["length", "stride", "batch_stride", "spans", "turn_stride"])
@@ -230,21 +252,23 @@ def heads_gradient_kernel(
         na = load_half(scale, i, i < HALF)
         nb = load_half(scale, i + HALF, i < HALF)
     plain = tl.where(part == 0, dq, tl.where(part == 1, dk, dv))
+    turned = plain
     if TURN:
         turned = tl.where(part == 0, dq_turned, dk_turned)
+    xa, xb, da, db, ta, tb = load_row(
+        xs, plain, turned, t0, length, row, stride, heads, h, i, ca, cb, mask, part, D, HALF, TURN
+    )
     for step in range(STEPS):
         t = t0 + step
         here = mask & (t < length)
-        xa = load_half(xs, t * stride + ca, here)
-        xb = load_half(xs, t * stride + cb, here)
-        at = ((row * length + t) * heads + h) * D + i
-        da = load_half(plain, at, here)
-        db = load_half(plain, at + HALF, here)
+        # the next row is under way while this one is worked on
+        next_xa, next_xb, next_da, next_db, next_ta, next_tb = load_row(
+            xs, plain, turned, t + 1, length, row, stride, heads, h, i, ca, cb,
+            mask & (t + 1 < t0 + STEPS), part, D, HALF, TURN,
+        )  # fmt: skip
         old, m1, m2, m3 = masks_at(age, t, length, HAS_AGE)
         if TURN:
             if part < 2:
-                ta = load_half(turned, at, here)
-                tb = load_half(turned, at + HALF, here)
                 place = (row * turn_stride + old) * HALF + i
                 known = (i < HALF) & (t < length)
                 c = tl.load(cos + place, mask=known, other=0.0)
@@ -300,6 +324,7 @@ def heads_gradient_kernel(
         pb3, pb2, pb1 = pb2, pb1, db * wb0
         xa3, xa2, xa1 = xa2, xa1, xa
         xb3, xb2, xb1 = xb2, xb1, xb
+        xa, xb, da, db, ta, tb = next_xa, next_xb, next_da, next_db, next_ta, next_tb
     base = dweight + span * (W * C)
     tl.store(base + ca * W, ga0, mask=mask)
     tl.store(base + cb * W, gb0, mask=mask)
@@ -446,6 +471,11 @@ def heads_fused(inputs: Inputs) -> Some:
     `[T or B T, D / 2]` of the angles, or None. bfloat16 or float32. No gradient goes to the state.
     """
     return _heads(inputs)
+
+
+def heads_again(inputs: Inputs) -> Some:
+    """The same outputs, without a backward."""
+    return _run(inputs)
 
 
 def heads_step(inputs: Inputs) -> Some:
