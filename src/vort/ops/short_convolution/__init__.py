@@ -231,7 +231,8 @@ def computed_again(heads: Heads) -> Iterator[None]:
         if not made:
             made.append(compute())
         number, shape = kept
-        return made[0][number].view(shape)
+        found: Tensor = made[0][number].view(shape)
+        return found
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
