@@ -8,6 +8,8 @@ that a layer can treat them all alike.
 
 from typing import Any
 
+from vort.names import check_choice
+
 from .base import FeatureMap
 from .favor import FavorFeatures, draw_projection, favor_features
 from .fixed import (
@@ -66,8 +68,7 @@ def feature_map(
         >>> feature_map("taylor", head_dim=16).output_dim
         153
     """
-    if name not in FEATURE_MAPS:
-        raise ValueError(f"name must be one of {', '.join(FEATURE_MAPS)}, got {name!r}")
+    check_choice("name", name, FEATURE_MAPS)
     kind = FEATURE_MAPS[name]
     try:
         if issubclass(kind, _SIZED):

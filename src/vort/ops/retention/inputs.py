@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from vort.names import check_choice
+
 __all__ = [
     "DEFAULT_EPS",
     "NORMALIZERS",
@@ -98,10 +100,7 @@ def check_inputs(inputs: Inputs) -> None:
     Values are looked at on the CPU always, on a GPU under `VORT_DEBUG=1` alone (reading one stops
     the queue), and never while tracing. NaN and infinity are looked for under `VORT_DEBUG=1`.
     """
-    if inputs.normalizer not in NORMALIZERS:
-        raise ValueError(
-            f"normalizer must be one of {', '.join(NORMALIZERS)}, got {inputs.normalizer!r}"
-        )
+    check_choice("normalizer", inputs.normalizer, NORMALIZERS)
     _check_shapes(inputs)
     _check_packing(inputs)
     _check_state(inputs)

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vort.names import check_choice
 from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.chunk.layout import SHORTEST
@@ -124,8 +125,7 @@ def _choose(
     The reason names the length as `{length}`, unformatted: a string made from a length would have
     torch.compile make a graph for each.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_choice("backend", backend, BACKENDS)
     if chunk_size is not None:
         if backend in ("exact", "recurrent"):
             raise ValueError(f"chunk_size must be None for backend {backend!r}, got {chunk_size}")
