@@ -10,6 +10,7 @@ Under a memory checker: `compute-sanitizer --tool memcheck python .../check_gpu.
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ for folder in (ROOT, ROOT / "src"):
 import torch  # noqa: E402
 
 from tests.ops.feature_maps import cases as maps  # noqa: E402
+from tests.ops.linear.cases import CHECKS  # noqa: E402
 from tests.ops.local_attention import fused as local  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
 from tests.ops.retention.fused import (  # noqa: E402
@@ -36,6 +38,7 @@ from tests.ops.retention.fused import (  # noqa: E402
     step_errors,
 )
 from tests.ops.rms_norm import cases as norms  # noqa: E402
+from tests.ops.short_convolution import cases as heads  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 COMPILED = {
@@ -65,6 +68,12 @@ def errors_of(job: Job, device: str = "cuda") -> dict[str, float]:
         return maps.relative_errors(case, dtype, device, seed)
     if kind == "rms_norm":
         return norms.relative_errors(case, dtype, device, seed)
+    if kind == "heads":
+        return heads.relative_errors(case, dtype, device, seed)
+    if kind == "heads, steps in place":
+        return heads.step_errors(case, dtype, device, seed)
+    if kind in CHECKS:
+        return CHECKS[kind](dtype, device, seed)
     if kind == "order_weights":
         return orders.relative_errors(case, dtype, device, seed)
     return {"gradient": COMPILED[kind](device)}
@@ -106,6 +115,9 @@ def all_jobs(seed: int) -> list[Job]:
         jobs += [("retention", case, dtype, seed + i) for i, case in enumerate(GPU_CASES)]
         jobs += [(case.kind, case, dtype, seed) for case in maps.GPU_CASES]
         jobs += [("rms_norm", case, dtype, seed) for case in norms.GPU_CASES]
+        jobs += [("heads", case, dtype, seed) for case in heads.GPU_CASES]
+        jobs += [("heads, steps in place", case, dtype, seed) for case in heads.STEPS]
+        jobs += [(name, None, dtype, seed) for name in CHECKS]
     # float32 alone: weights of orders know no other type
     jobs += [("order_weights", case, float32, seed) for case in orders.GPU_CASES]
     return jobs + [("step", case, float32, seed) for case in STEP_CASES]
@@ -142,14 +154,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="one small case, for memory checkers")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="one dtype only")
-    parser.add_argument("--match", default="", help="only cases whose name holds this")
+    parser.add_argument(
+        "--match", default="", help="only cases whose name matches this"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
     jobs = [
         job
         for job in all_jobs(arguments.seed)
-        if arguments.match in f"{job[0]} {'' if job[1] is None else job[1].name}"
+        if re.search(arguments.match, f"{job[0]} {'' if job[1] is None else job[1].name}")
         and arguments.dtype in (None, str(job[2]).split(".")[-1])
     ]
     if arguments.small:

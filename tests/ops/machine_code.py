@@ -32,6 +32,7 @@ _TYPES = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.bool: "*i1",
+    torch.float64: "*fp64",
 }
 
 

@@ -29,6 +29,8 @@ class LayerStates:
 
     def __init__(self, *, static: bool = False) -> None:
         self.static = static
+        # Whether a step of decoding may overwrite the states where they lie.
+        self.in_place = False
         self.states: dict[int, State] = {}
         self.positions: dict[int, int] = {}
 
@@ -46,7 +48,8 @@ class LayerStates:
             self.states[layer_idx] = {name: x.clone() for name, x in state.items()}
         else:
             for name, x in state.items():
-                held[name].copy_(x)
+                if held[name] is not x:
+                    held[name].copy_(x)
 
     def change(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Replace every tensor by a function of it."""

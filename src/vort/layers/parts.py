@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from vort.ops.padding import keep_last
 from vort.ops.rms_norm import rms_norm
+from vort.ops.short_convolution import short_convolution
 
 __all__ = ["RMSNorm", "ShortConvolution"]
 
@@ -58,36 +58,10 @@ class ShortConvolution(nn.Module):
         cu_seqlens: Tensor | None = None,
         output_state: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Convolved `x`, and the state after it if asked for.
-
-        Args:
-            x: `[B, T, channels]`, zero at padding.
-            state: what a former call returned; without it nothing comes before `x`.
-            lengths: `[B]` real positions at the front of each row; all of them by default.
-            cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; not together with a state.
-            output_state: whether to return the state.
-        """
-        batch, length, channels = x.shape
-        past = x.new_zeros(batch, self.size - 1, channels) if state is None else state.to(x.dtype)
-        padded = torch.cat([past, x], 1)
-        weight = self.weight.to(x.dtype)
-        age = None if cu_seqlens is None else _position_in_sequence(cu_seqlens, length)
-        y = x * weight[:, 0]
-        for lag in range(1, self.size):
-            earlier = padded[:, self.size - 1 - lag : self.size - 1 - lag + length]
-            if age is not None:
-                earlier = earlier.masked_fill((age < lag)[:, None], 0)
-            y = y + earlier * weight[:, lag]
-        after = keep_last(past, x, lengths) if output_state else None
-        return nn.functional.silu(y), after
+        """Convolved `x` `[B, T, channels]`, and the state after it; see `short_convolution`."""
+        options = {"lengths": lengths, "cu_seqlens": cu_seqlens, "output_state": output_state}
+        return short_convolution(x, self.weight, state, **options)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         """The two sizes."""
         return f"channels={self.channels}, size={self.size}"
-
-
-def _position_in_sequence(cu_seqlens: Tensor, length: int) -> Tensor:
-    """`[T]`: how many positions of its own packed sequence come before each."""
-    position = torch.arange(length, device=cu_seqlens.device)
-    start = cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1]
-    return position - start

@@ -17,10 +17,15 @@ from vort.memories import (
     State,
 )
 from vort.memories.settings import settings_of
+from vort.ops.linear import gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed
+from vort.ops.short_convolution import Heads, computed_again, to_heads
 
 __all__ = ["VortAttention"]
+
+# Fewer rows than this are a step of decoding.
+FEW = 64
 
 
 class _Piece(NamedTuple):
@@ -31,6 +36,7 @@ class _Piece(NamedTuple):
     padding: Padding | None
     cu_seqlens: Tensor | None
     output_state: bool
+    in_place: bool
 
 
 class VortAttention(nn.Module):
@@ -179,7 +185,10 @@ class VortAttention(nn.Module):
         if padding is not None:
             rows = padding.align(rows)
             entity_mask = None if entity_mask is None else padding.align(entity_mask)
-        piece = _Piece(rows, entity_mask, padding, None if stateful else cu_seqlens, use_cache)
+        single = length == 1 and padding is None and cu_seqlens is None
+        in_place = single and use_cache and getattr(past_key_values, "in_place", False)
+        packed = None if stateful else cu_seqlens
+        piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place)
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         output, after, order = self._mix(piece, before)
         if use_cache and past_key_values is not None:
@@ -198,72 +207,90 @@ class VortAttention(nn.Module):
         """Output, state and orders of one piece of every sequence."""
         x, padding = piece.hidden_states, piece.padding
         after: dict[str, Tensor] = {}
-        q, k, v = self._project(piece, before, after)
-        local, entropy = self._attend(q, k, v, piece, before, after)
-        inputs = MemoryInputs(x, q, k, v, entropy, piece.entity, padding, piece.cu_seqlens)
-        memory_state = None if before is None else _below(before, "memory.")
-        found: MemoryOutput = self.memory(inputs, memory_state, output_state=piece.output_state)
+        x, heads, gate = self._project(piece, before, after)
+        with computed_again(heads):
+            local, entropy = self._attend(heads, piece, before, after)
+            q, k, v = heads[:3]
+            rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place)
+            past = None if before is None else _below(before, "memory.")
+            inputs = MemoryInputs(x, q, k, v, *rest)
+            found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        mixed = found.output if local is None else found.output + local
-        if self.norm is not None:
-            mixed = self.norm(mixed)
-        mixed = mixed.flatten(2)
-        if self.g_proj is not None:
-            mixed = mixed * nn.functional.silu(self.g_proj(x))
-        output = self.o_proj(mixed)
+        if is_plain(x, self.o_proj):
+            norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
+            options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
+            output = gated_norm_linear(found.output, self.o_proj.weight, **options)  # type: ignore[arg-type]
+        else:
+            mixed = found.output if local is None else found.output + local
+            mixed = (mixed if self.norm is None else self.norm(mixed)).flatten(2)
+            output = self.o_proj(mixed if gate is None else mixed * nn.functional.silu(gate))
         if padding is not None:
             output = output.masked_fill(~padding.real[..., None], 0)
         return output, after, found.order
 
     def _project(
         self, piece: _Piece, before: State | None, after: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[B, T, H, D]`, keys and values `[B, T, Hkv, D]`."""
-        x = piece.hidden_states
-        parts = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
-        if self.convolution is not None:
-            sizes = [part.shape[-1] for part in parts]
-            joined, state = self.convolution(
-                torch.cat(parts, -1),
-                None if before is None else before["conv"],
-                lengths=None if piece.padding is None else piece.padding.lengths,
-                cu_seqlens=piece.cu_seqlens,
-                output_state=piece.output_state,
-            )
-            if state is not None:
-                after["conv"] = state
-            parts = list(joined.split(sizes, -1))
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
+    ) -> tuple[Tensor, Heads, Tensor | None]:
+        """Hidden states, queries `[B, T, H, D]`, keys and values `[B, T, Hkv, D]`, output gate."""
+        x, projections = piece.hidden_states, (self.q_proj, self.k_proj, self.v_proj)
+        gate = None
+        if is_plain(x, *projections, self.g_proj):
+            weights = [p.weight for p in projections]
+            more = [] if self.g_proj is None else [self.g_proj.weight]
+            if x.shape[0] * x.shape[1] < FEW and not torch.is_grad_enabled():
+                # A product of few rows takes as long as a launch: one for all.
+                joined = nn.functional.linear(x, torch.cat([*weights, *more]))
+                sizes = [sum(w.shape[0] for w in weights), *(w.shape[0] for w in more)]
+                first, *rest = joined.split(sizes, -1)
+            else:
+                x, first, *rest = products(x, torch.cat(weights), *more)
+            parts = [first]
+            gate = rest[0] if rest else None
+        else:
+            parts = [projection(x) for projection in projections]
+            gate = None if self.g_proj is None else self.g_proj(x)
+        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        conv = self.convolution
+        heads = to_heads(
+            parts,
+            self.num_heads,
+            self.num_key_value_heads,
+            None if conv is None else conv.weight,
+            None if before is None or conv is None else before["conv"],
+            q_norm=None if norms is None else norms[0].weight,
+            k_norm=None if norms is None else norms[1].weight,
+            eps=1e-6 if norms is None or norms[0].eps is None else norms[0].eps,
+            rope_base=self.rope_base if self.window else None,
+            seen=before["local.seen"] if before is not None and self.window else None,
+            lengths=None if piece.padding is None else piece.padding.lengths,
+            cu_seqlens=piece.cu_seqlens,
+            output_state=piece.output_state,
+            in_place=piece.in_place,
+        )
+        if heads.state is not None:
+            after["conv"] = heads.state
+        return x, heads, gate
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        piece: _Piece,
-        before: State | None,
-        after: dict[str, Tensor],
+        self, heads: Heads, piece: _Piece, before: State | None, after: dict[str, Tensor]
     ) -> tuple[Tensor | None, Tensor | None]:
         """Output and entropy of the local part; (None, None) without one."""
         if self.window == 0:
             return None, None
         padding = piece.padding
         output, entropy, state = attend_locally(
-            q,
-            k,
-            v,
+            heads.turned_q,
+            heads.turned_k,
+            heads.v,
             self.window,
-            rope_base=self.rope_base,
             state=None if before is None else LocalState(**_below(before, "local.")),
             real=None if padding is None else padding.real,
             lengths=None if padding is None else padding.lengths,
             cu_seqlens=piece.cu_seqlens,
             return_entropy=self.memory.needs_entropy,
             output_state=piece.output_state,
+            in_place=piece.in_place,
         )
         if state is not None:
             after.update({f"local.{name}": value for name, value in state._asdict().items()})

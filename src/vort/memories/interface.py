@@ -30,6 +30,7 @@ class MemoryInputs:
         entity: `[B, T]`, 1 within a named entity, or None.
         padding: where the tokens are, if some rows are padded; they stand at the front of rows.
         cu_seqlens: `[N + 1]` bounds of packed sequences with B = 1; then no state is involved.
+        in_place: the state is the memory's to overwrite: a step of decoding into fixed buffers.
     """
 
     hidden_states: Tensor
@@ -40,6 +41,7 @@ class MemoryInputs:
     entity: Tensor | None = None
     padding: Padding | None = None
     cu_seqlens: Tensor | None = None
+    in_place: bool = False
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -94,6 +96,11 @@ class Memory(nn.Module, ABC):
         super().__init__()
         self.settings = settings_of(type(self).__name__, settings, options)
         self.num_heads, self.num_key_value_heads, self.head_dim = self.settings.head_sizes()
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether a step of decoding is the same launches every time, into states of fixed size."""
+        return False
 
     @property
     def needs_entropy(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.settings import LayerSettings
 from vort.ops.feature_maps import FeatureMap, feature_map
+from vort.ops.gpu.launcher import kernels_take
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
 __all__ = ["Gates", "RetentionMemory", "Routing", "widen"]
@@ -53,6 +54,11 @@ class RetentionMemory(Memory):
     @abstractmethod
     def num_scales(self) -> int:
         """S: states of each head."""
+
+    @property
+    def records_steps(self) -> bool:
+        """Yes: see `Memory`."""
+        return True
 
     @property
     def eps(self) -> float:
@@ -108,6 +114,8 @@ class RetentionMemory(Memory):
         self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool
     ) -> tuple[Tensor, State | None]:
         """`retention` of features, its state as named tensors."""
+        if inputs.in_place and state is not None and kernels_take(inputs.q, inputs.k, inputs.v):
+            return self._step_in_place(inputs, routing, state), state
         output, after = retention(
             inputs.q,
             inputs.k,
@@ -125,6 +133,24 @@ class RetentionMemory(Memory):
         if after is None:
             return output, None
         return output, {"G": after.G} if after.b is None else {"G": after.G, "b": after.b}
+
+    def _step_in_place(self, inputs: MemoryInputs, routing: Routing, state: State) -> Tensor:
+        """One token by the kernel of decoding, which moves the state on where it lies."""
+        from vort.ops.retention.triton import retention_step_triton
+
+        output: Tensor = retention_step_triton(
+            RetentionState(state["G"], state.get("b")),
+            inputs.q[:, 0],
+            inputs.k[:, 0],
+            inputs.v[:, 0],
+            routing.write[:, 0],
+            routing.log_decay,
+            read=None if routing.read is None else routing.read[:, 0],
+            normalizer=self.normalizer,
+            include_self=self.include_self,
+            eps=self.eps,
+        )
+        return output.unsqueeze(1)
 
 
 class Gates(nn.Module):

@@ -11,6 +11,7 @@ from vort.fractional.bounds import bank_orders
 from vort.memories.interface import MemoryInputs
 from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
 from vort.memories.settings import LayerSettings, settings_of
+from vort.ops.linear import is_plain
 from vort.ops.retention import paper_banks, shared_basis
 from vort.ops.retention.routing import nearest_bank
 
@@ -103,6 +104,8 @@ class Router(nn.Module):
             entropy: `[B, T, H]` of the local attention; zeros if absent.
             entity: `[B, T]`, 1 within a named entity; zeros if absent.
         """
+        if self._fuses(hidden_states):
+            return self._fused(hidden_states, entropy, entity)
         order = self.orders(hidden_states, entropy, entity)
         gate, read = self.gates(hidden_states)
         if self.routing == "continuous":
@@ -112,6 +115,38 @@ class Router(nn.Module):
         write = nearest_bank(order, self._bank_orders.to(order)) @ self._bank_table.to(order)
         write = write if gate is None else write * gate.unsqueeze(-1)
         return Routing(write, self.log_decay(order.device), read, order)
+
+    def _fuses(self, x: Tensor) -> bool:
+        """Whether kernels take the weights past their modules; see `is_plain`."""
+        gates = (self.gates.write, self.gates.read)
+        return self.routing == "continuous" and is_plain(x, self.order, *gates, kinds=_PLAIN)
+
+    def _fused(
+        self, hidden_states: Tensor, entropy: Tensor | None, entity: Tensor | None
+    ) -> Routing:
+        """`forward` as one product for all logits and one pass over them."""
+        from vort.ops.order_weights.triton import RoutingInputs, routing_weights_fused
+
+        size = hidden_states.shape[-1]
+        parts = [p for p in (self.gates.write, self.gates.read) if p is not None]
+        weight = torch.cat([self.order.weight[:, :size], *(p.weight for p in parts)])
+        bias = torch.cat([self.order.bias, *(p.bias for p in parts)])
+        logits = nn.functional.linear(hidden_states, weight)
+        given = []
+        if self.use_entropy and entropy is not None:
+            given.append((entropy, slice(size, size + self.num_heads)))
+        if self.use_entity and entity is not None:
+            given.append((entity.unsqueeze(-1), slice(self.order.in_features - 1, None)))
+        extra = None
+        for x, columns in given:
+            more = nn.functional.linear(x.to(logits.dtype), self.order.weight[:, columns])
+            extra = more if extra is None else extra + more
+        polynomials = self.basis.polynomials_on(logits.device, torch.float32)
+        gates = (self.gates.write is not None, self.gates.read is not None)
+        options = (self.num_heads, self.order_min, *gates)
+        inputs = RoutingInputs(logits, bias, extra, polynomials, *options)
+        order, write, read = routing_weights_fused(inputs)
+        return Routing(write, self.log_decay(logits.device), read, order)
 
     def orders(
         self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None
@@ -181,6 +216,10 @@ class OrderProjection(nn.Linear):
             shares = torch.full((heads,), self.start)
         with torch.no_grad():
             self.bias.copy_(torch.logit(shares))
+
+
+# What a router's projections may be, and have biases, to be fused.
+_PLAIN = (nn.Linear, OrderProjection)
 
 
 @lru_cache(maxsize=64)

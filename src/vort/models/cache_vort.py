@@ -32,6 +32,8 @@ class VortCache(LayerStates, Cache):
 
     def __init__(self, num_layers: int, *, static: bool = False) -> None:
         LayerStates.__init__(self, static=static)
+        # As it was before a recorded step lent its buffers.
+        self.was_static = static
         # What Hugging Face would keep by layer is kept here, so it has no layers to look at.
         Cache.__init__(self, layers=[])
         self.num_layers = num_layers

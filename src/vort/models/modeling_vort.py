@@ -17,6 +17,9 @@ from transformers.modeling_utils import PreTrainedModel
 from vort.layers import RMSNorm, VortAttention
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
+from vort.models.decoding import graph_for
+from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
+from vort.ops.rms_norm import add_rms_norm
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
@@ -46,6 +49,9 @@ class VortMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden_size]` in and out."""
+        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
+            joined = torch.cat([self.gate_proj.weight, self.up_proj.weight])
+            return gated_linear(nn.functional.linear(x, joined), self.down_proj.weight)
         result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return result
 
@@ -63,8 +69,13 @@ class VortBlock(GradientCheckpointingLayer):
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Hidden states after the block, and orders if asked for."""
         mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + mixed[0]
-        hidden_states = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        norm = self.post_attention_layernorm
+        if norm._forward_hooks or norm._forward_pre_hooks or norm.eps is None:
+            hidden_states = hidden_states + mixed[0]
+            normed = norm(hidden_states)
+        else:
+            hidden_states, normed = add_rms_norm(hidden_states, mixed[0], norm.weight, norm.eps)
+        hidden_states = hidden_states + self.mlp(normed)
         return hidden_states, mixed[2] if len(mixed) > 2 else None
 
 
@@ -252,9 +263,21 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
 
         Args as in `VortModel.forward`, and:
             labels: `[B, T]`, the tokens themselves: position t is scored on t + 1; -100 is left
-                out. Packed sequences should have -100 at each start.
+                out. Packed sequences should have -100 at each start. In training on a GPU the loss
+                is made without ever holding all logits: `logits` is then None, unless
+                `logits_to_keep` asks for some.
             logits_to_keep: the last so many positions, or an index of positions; 0: all.
+
+        On a GPU a step of decoding (one token a row, a cache, no gradients) is recorded as a CUDA
+        graph and replayed, with the same result.
         """
+        alone = labels is None and inputs_embeds is None and cu_seqlens is None
+        quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
+        if alone and quiet and entity_mask is None and use_cache is not False:
+            replayed = self._replay(input_ids, attention_mask, past_key_values)
+            if replayed is not None:
+                step = VortCausalLMOutput(logits=replayed, past_key_values=past_key_values)
+                return step if _as_dict(return_dict, self.config) else step.to_tuple()
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -268,6 +291,19 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             return_dict=True,
         )
         hidden = found.last_hidden_state
+        whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
+        if labels is not None and self.training and whole and is_plain(hidden, self.lm_head):
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+            count = kwargs.get("num_items_in_batch")
+            count = (targets != -100).sum() if count is None else count
+            total: Any = linear_cross_entropy(hidden, self.lm_head.weight, targets)
+            fused = VortCausalLMOutput(
+                loss=total / count,
+                past_key_values=found.past_key_values,
+                hidden_states=found.hidden_states,
+                orders=found.orders,
+            )
+            return fused if _as_dict(return_dict, self.config) else fused.to_tuple()
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept])
         loss = None
@@ -284,6 +320,21 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             orders=found.orders,
         )
         return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+    def _replay(self, tokens: Tensor | None, mask: Tensor | None, cache: VortCache | None) -> Any:
+        """Logits of one more token in every row, from a recorded step; None where there is none."""
+        if (
+            torch.compiler.is_compiling()
+            or tokens is None
+            or tokens.dim() != 2
+            or tokens.shape[1] != 1
+            or not tokens.is_cuda
+        ):
+            return None
+        if not isinstance(cache, VortCache) or (mask is not None and not bool(mask[:, -1].all())):
+            return None
+        graph = graph_for(self, cache, tokens)
+        return None if graph is None else graph.step(tokens, cache)
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any

@@ -29,7 +29,7 @@ def custom_op(
     inputs: type[Inputs],
     forward: Callable[[Inputs], Tensors],
     backward: Callable[[Inputs, Some, Some, Sequence[bool]], Tensors],
-    shapes: Callable[[Inputs], Tensors],
+    shapes: Callable[[Inputs], Tensors] | None,
     *,
     gradients: tuple[str, ...],
     outputs: tuple[str, ...] = ("y",),
@@ -49,7 +49,9 @@ def custom_op(
     outputs named in `saved`, then what followed the outputs; grads: one for each output shown, None
     where nothing came back (of a single output it always does); needs: whether each of `gradients`
     is wanted. What is not wanted may be None.
-    shapes(inputs): uninitialised `outputs`, None where absent.
+    shapes(inputs): uninitialised `outputs`, None where absent. Without it there is no operator: for
+    what an operator may not do, such as hand out one tensor twice. Callers then take another way
+    where something traces.
     forget: inputs the backward does without, and finds as None. A gradient to one of them has the
     shape and type of the first output's.
     """
@@ -102,11 +104,15 @@ def custom_op(
         },
     )
 
+    if shapes is None:
+        return lambda given: direct.apply(*given)
+    empty = shapes
+
     def run_forward(*given: Any) -> Any:
         return _filled(forward(inputs(*given))[: len(outputs)], *given)
 
     def fake_forward(*given: Any) -> Any:
-        return _filled(shapes(inputs(*given)), *given)
+        return _filled(empty(inputs(*given)), *given)
 
     operator = torch.library.custom_op(
         name, run_forward, mutates_args=(), schema=_schema(types, len(outputs))

@@ -98,6 +98,9 @@ def keep_last(past: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
 
     Row n of `new` `[N, T, ...]` has `lengths[n]` real entries at its front; all T without lengths.
     """
+    if lengths is None and new.shape[1] >= past.shape[1]:
+        # A copy: what is kept for long should not keep a whole prompt alive.
+        return new[:, new.shape[1] - past.shape[1] :].to(past.dtype, copy=True)
     both = torch.cat([past, new.to(past.dtype)], 1)
     if lengths is None:
         return both[:, new.shape[1] :]

@@ -7,10 +7,13 @@ A tensor is ``[tokens, H, D]``; a batch is tokens laid end to end.
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton import knobs
 
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
+
 __all__ = [
-    "fence_loads", "keep_branch", "load_column", "load_flipped", "load_rows", "store_rows",
+    "fence_loads", "fold", "keep_branch", "load_column", "load_flipped", "load_rows", "store_rows",
     "uniform",
 ]  # fmt: skip
 
@@ -117,3 +120,27 @@ def fence_loads(step):
             "fence.proxy.async.shared::cta; mov.b32 $0, $1;", "=r,r", [step],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def fold_kernel(partial, out, rows, N: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr):
+    """BN column sums of ``[rows, N]``."""
+    col = tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
+    acc = tl.zeros([BR, BN], dtype=tl.float32)
+    for first in range(0, rows, BR):
+        row = (first + tl.arange(0, BR)).to(tl.int64)[:, None]
+        acc += tl.load(partial + row * N + col, mask=(row < rows) & (col < N), other=0.0)
+    flat = tl.program_id(0) * BN + tl.arange(0, BN)
+    tl.store(out + flat, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=flat < N)
+
+
+def fold(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 `partial` summed over its first axis, in a fixed order; rounded once."""
+    out = partial.new_empty(partial.shape[1:], dtype=dtype)
+    size = out.numel()
+    columns = min(32, power_of_two(size))
+    launch(
+        fold_kernel, -(-size // columns), partial, out, partial.shape[0],
+        N=size, BN=columns, BR=128, tile=Tile(0, 4, 1),
+    )  # fmt: skip
+    return out

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vort.ops.gpu.launcher import kernels_take
 from vort.ops.padding import keep_last
 
 from .attention import attend, local_attention, silence
 from .block import MASKED
-from .checks import check_heads, check_window
+from .checks import WIDEST, check_heads, check_window
 from .rope import apply_rope
 
 __all__ = ["LocalState", "attend_locally"]
@@ -73,13 +74,15 @@ def attend_locally(
     cu_seqlens: Tensor | None = None,
     return_entropy: bool = False,
     output_state: bool = False,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor | None, LocalState | None]:
     """Output `[B, T, H, V]`, entropy `[B, T, H]` and state of attention within a window.
 
     q `[B, T, H, D]`, k and v `[B, T, Hkv, ·]`; real `[B, T]` and lengths `[B]` say which positions
     at the front of each row are tokens. cu_seqlens packs sequences where no state is involved.
     With `state` the sequences go on where that one ended, in pieces of any length; it is left as
-    it is, so a search may branch from it. Other arguments as in `local_attention`.
+    it is, so a search may branch from it, unless `in_place`: then a single token without gradients
+    or padding moves it on where kernels can. Other arguments as in `local_attention`.
 
     >>> q, k, v = torch.randn(3, 2, 9, 1, 4)
     >>> whole, _, _ = attend_locally(q, k, v, 3)
@@ -108,6 +111,11 @@ def attend_locally(
     if rope_base is not None:
         position = past.seen[:, None] + torch.arange(q.shape[1], device=q.device)
         q, k = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
+    if in_place and state is not None and q.shape[1] == 1 and _steps(q, k, v, state, real):
+        from .triton.step import attend_step
+
+        o, entropy = attend_step(q, k, v, *state, scale)
+        return o, entropy if return_entropy else None, state
     if real is not None:
         q, k, v = (silence(x, real) for x in (q, k, v))
         lengths = real.sum(1) if lengths is None else lengths
@@ -140,6 +148,13 @@ def attend_locally(
         o = silence(o, real)
         entropy = None if entropy is None else entropy.masked_fill(~real[..., None], 0)
     return o, entropy if return_entropy else None, after
+
+
+def _steps(q: Tensor, k: Tensor, v: Tensor, state: LocalState, real: Tensor | None) -> bool:
+    """Whether the kernel of one token can do it."""
+    dense = state.k.is_contiguous() and state.v.is_contiguous()
+    fits = max(q.shape[-1], v.shape[-1]) <= WIDEST and real is None and not torch.is_grad_enabled()
+    return fits and dense and kernels_take(q, k, v, state.k, state.v)
 
 
 def _turn(x: Tensor, by: Tensor) -> Tensor:

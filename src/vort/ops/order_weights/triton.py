@@ -5,20 +5,23 @@ The closed forms of `PowerLawBasis` and their derivatives, a tile of orders time
 weight is a prefactor, which depends on the order alone, times exp(exponent). The sine in the
 prefactors is a series of our own: the hardware's has an absolute error, which would be a large
 relative one near order 1, where the sine vanishes and sinc divides it by as little.
+
+`routing_weights_fused` starts from a router's logits. A token's row of them holds, head by head,
+the order's, then the write gate's, then the read weights'.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vort.ops.custom import Tensors, custom_op
+from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 
-__all__ = ["order_weights_fused"]
+__all__ = ["order_weights_fused", "routing_weights_fused"]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 NUMBERS = 2048  # that a program computes
@@ -118,6 +121,110 @@ def backward_kernel(
     tl.store(d_order + row, da, mask=row < rows)
 
 
+@triton.jit
+def logits_at(row, stride, H: tl.constexpr, S: tl.constexpr, HAS_GATE: tl.constexpr):
+    """Where a head's order, gate and first read logit lie in the rows, and in the bias."""
+    h = row % H
+    at = (row // H) * stride
+    READ: tl.constexpr = 2 * H if HAS_GATE else H
+    return h, at + h, at + H + h, at + READ + h * S, READ + h * S
+
+
+@triton.jit
+def sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def load_logit(logits, bias, at, there, row, rows):
+    """A logit of BR heads with its bias, float32."""
+    value = tl.load(logits + at, mask=row < rows, other=0.0).to(tl.float32)
+    return value + tl.load(bias + there, mask=row < rows, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_read(logits, bias, at, there, row, col, rows, S: tl.constexpr):
+    """S softmax(read logits) ``[BR, BS]``."""
+    mask = (row[:, None] < rows) & (col < S)
+    value = tl.load(logits + at[:, None] + col, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + there[:, None] + col, mask=mask, other=0.0).to(tl.float32)
+    value = tl.where(col < S, value, float("-inf"))
+    p = tl.exp(value - tl.max(value, axis=1)[:, None])
+    return p / tl.sum(p, axis=1)[:, None] * S
+
+
+@triton.jit(do_not_specialize=["rows", "stride"])
+def routing_kernel(
+    logits, bias, extra, polynomials, order, write, read, rows, stride, order_min,
+    H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_EXTRA: tl.constexpr,
+):  # fmt: skip
+    """Orders ``[rows]``, write and read weights ``[rows, S]`` of BR heads."""
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    col = tl.arange(0, BS)[None, :]
+    mask = (row[:, None] < rows) & (col < S)
+    h, order_at, gate_at, read_at, read_bias = logits_at(row, stride, H, S, HAS_GATE)
+    lo = load_logit(logits, bias, order_at, h, row, rows)
+    if HAS_EXTRA:
+        lo += tl.load(extra + row, mask=row < rows, other=0.0).to(tl.float32)
+    a = order_min + (1.0 - order_min) * sigmoid(lo)
+    tl.store(order + row, a, mask=row < rows)
+    first, inner, last, _, _, _ = prefactors(a)
+    exponent, _ = exponents(polynomials, a, col, S, N)
+    value = by_scale(first, inner, last, col, S) * tl.exp(exponent)
+    if HAS_GATE:
+        value *= sigmoid(load_logit(logits, bias, gate_at, H + h, row, rows))[:, None]
+    tl.store(write + row[:, None] * S + col, value, mask=mask)
+    if HAS_READ:
+        weights = load_read(logits, bias, read_at, read_bias, row, col, rows, S)
+        tl.store(read + row[:, None] * S + col, weights, mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "stride"])
+def routing_gradient_kernel(
+    logits, bias, extra, polynomials, dorder, dwrite, dread, dlogits, dextra, rows, stride,
+    order_min,
+    H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_EXTRA: tl.constexpr,
+    HAS_DORDER: tl.constexpr,
+):  # fmt: skip
+    """Gradients to the logits, laid out as they are but dense."""
+    WIDTH: tl.constexpr = H * (1 + HAS_GATE + (S if HAS_READ else 0))
+    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    col = tl.arange(0, BS)[None, :]
+    there = row < rows
+    mask = there[:, None] & (col < S)
+    h, order_at, gate_at, read_at, read_bias = logits_at(row, stride, H, S, HAS_GATE)
+    _, d_order, d_gate, d_read, _ = logits_at(row, WIDTH, H, S, HAS_GATE)
+    lo = load_logit(logits, bias, order_at, h, row, rows)
+    if HAS_EXTRA:
+        lo += tl.load(extra + row, mask=there, other=0.0).to(tl.float32)
+    s = sigmoid(lo)
+    a = order_min + (1.0 - order_min) * s
+    g = tl.load(dwrite + row[:, None] * S + col, mask=mask, other=0.0)
+    first, inner, last, d_first, d_inner, d_last = prefactors(a)
+    exponent, slope = exponents(polynomials, a, col, S, N)
+    before = by_scale(first, inner, last, col, S)
+    g *= tl.exp(exponent)
+    da = tl.sum(g * (by_scale(d_first, d_inner, d_last, col, S) + before * slope), axis=1)
+    if HAS_GATE:
+        gate = sigmoid(load_logit(logits, bias, gate_at, H + h, row, rows))
+        dgate = tl.sum(g * before, axis=1) * gate * (1.0 - gate)
+        tl.store(dlogits + d_gate, dgate.to(dlogits.dtype.element_ty), mask=there)
+        da *= gate
+    if HAS_DORDER:
+        da += tl.load(dorder + row, mask=there, other=0.0)
+    da *= (1.0 - order_min) * s * (1.0 - s)
+    tl.store(dlogits + d_order, da.to(dlogits.dtype.element_ty), mask=there)
+    if HAS_EXTRA:
+        tl.store(dextra + row, da.to(dextra.dtype.element_ty), mask=there)
+    if HAS_READ:
+        weights = load_read(logits, bias, read_at, read_bias, row, col, rows, S)
+        dr = tl.load(dread + row[:, None] * S + col, mask=mask, other=0.0)
+        dl = weights * (dr - tl.sum(weights * dr, axis=1)[:, None] / S)
+        tl.store(dlogits + d_read[:, None] + col, dl.to(dlogits.dtype.element_ty), mask=mask)
+
+
 class Inputs(NamedTuple):
     """The arguments of `order_weights_fused`."""
 
@@ -178,3 +285,95 @@ def order_weights_fused(polynomials: Tensor, order: Tensor, gate: Tensor | None)
     """
     weights: Tensor = _order_weights(Inputs(polynomials, order, gate))[0]
     return weights
+
+
+class RoutingInputs(NamedTuple):
+    """The arguments of `routing_weights_fused`."""
+
+    logits: Tensor
+    bias: Tensor
+    extra: Tensor | None
+    polynomials: Tensor
+    num_heads: int
+    order_min: float
+    has_gate: bool
+    has_read: bool
+
+
+def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
+    """Heads in all, blocks of them, and what the kernels are compiled for."""
+    scales, coefficients = inputs.polynomials.shape
+    rows = inputs.logits.numel() // inputs.logits.shape[-1] * inputs.num_heads
+    wide = power_of_two(scales, 1)
+    height = NUMBERS // max(wide, 4)
+    constants = {
+        "H": inputs.num_heads, "S": scales, "N": coefficients, "BS": wide, "BR": height,
+        "HAS_GATE": inputs.has_gate, "HAS_READ": inputs.has_read,
+        "HAS_EXTRA": inputs.extra is not None, "tile": WHOLE,
+    }  # fmt: skip
+    return rows, -(-rows // height), constants
+
+
+def _routing_shapes(inputs: RoutingInputs) -> Some:
+    shape = (*inputs.logits.shape[:-1], inputs.num_heads)
+    order = inputs.logits.new_empty(shape, dtype=torch.float32)
+    write = order.new_empty(*shape, inputs.polynomials.shape[0])
+    return order, write, torch.empty_like(write) if inputs.has_read else None
+
+
+def _routing_forward(inputs: RoutingInputs) -> Tensors:
+    given: Some = tuple(dense(x) for x in inputs[:4])
+    logits, bias, extra, polynomials = given
+    rows, count, constants = _routing_sizes(inputs)
+    found = _routing_shapes(inputs)
+    with torch.cuda.device_of(logits):
+        launch(
+            routing_kernel, count, logits, bias, extra, polynomials, *found, rows,
+            logits.shape[-1], inputs.order_min, **constants,
+        )  # fmt: skip
+    return found
+
+
+def _routing_backward(
+    inputs: RoutingInputs, kept: Some, grads: Some, needs: Sequence[bool]
+) -> Tensors:
+    given: Some = tuple(dense(x) for x in inputs[:4])
+    logits, bias, extra, polynomials = given
+    rows, count, constants = _routing_sizes(inputs)
+    came: Some = tuple(dense(g) for g in grads)
+    dorder, dwrite, dread = came
+    _, write, read = _routing_shapes(inputs)
+    dwrite = torch.zeros_like(write) if dwrite is None else dwrite
+    dread = torch.zeros_like(read) if dread is None and read is not None else dread
+    dlogits = torch.empty_like(logits)
+    dextra = None if extra is None else torch.empty_like(extra)
+    with torch.cuda.device_of(logits):
+        launch(
+            routing_gradient_kernel, count, logits, bias, extra, polynomials, dorder, dwrite,
+            dread, dlogits, dextra, rows, logits.shape[-1], inputs.order_min,
+            HAS_DORDER=dorder is not None, **constants,
+        )  # fmt: skip
+    dbias = dlogits.flatten(0, -2).sum(0, dtype=torch.float32).to(bias.dtype)
+    return dlogits, dbias, dextra
+
+
+_routing_weights = custom_op(
+    "vort::routing_weights",
+    RoutingInputs,
+    _routing_forward,
+    _routing_backward,
+    _routing_shapes,
+    outputs=("order", "write", "read"),
+    shown=3,
+    gradients=("logits", "bias", "extra"),
+)
+
+
+def routing_weights_fused(inputs: RoutingInputs) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Orders `[..., H]`, write weights and read weights `[..., H, S]` (or None), all float32.
+
+    logits `[..., H (1 + gate + S read)]` and bias of that width, in bfloat16 or float32; extra
+    `[..., H]` is added to the orders' logits; polynomials `[S, degree + 1]` of the basis, float32.
+    """
+    order, write, read = _routing_weights(inputs)
+    return order, write, read

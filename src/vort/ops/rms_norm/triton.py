@@ -7,7 +7,7 @@ heads, is read where it lies. Everything else is dense.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from vort.ops.custom import Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.gpu.parts import fold
 
-__all__ = ["rms_norm_fused"]
+__all__ = ["add_rms_norm_fused", "blocks_of", "load_weight", "rms_norm_fused"]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 # Numbers in a tile. The backward holds three tiles at once, the forward one.
@@ -92,6 +93,57 @@ def backward_kernel(
         tl.store(partial + first * D + col, tl.sum(total, axis=0), mask=col < D)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def add_norm_kernel(
+    x, delta, weight, total, y, rows, eps,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_DELTA: tl.constexpr,
+):  # fmt: skip
+    """BR rows of total = x + delta and y = total / rms(total) times weight."""
+    row = (tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR))[:, None]
+    col = tl.arange(0, BD)[None, :]
+    mask = (row < rows) & (col < D)
+    at = row * D + col
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        value += tl.load(delta + at, mask=mask, other=0.0).to(tl.float32)
+        # what is kept is what is normalised
+        narrow = value.to(total.dtype.element_ty)
+        tl.store(total + at, narrow, mask=mask)
+        value = narrow.to(tl.float32)
+    value *= tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
+    value *= load_weight(weight, D, BD)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def add_norm_gradient_kernel(
+    grad, along_total, total, weight, dx, partial, rows, eps,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_ALONG: tl.constexpr,
+):  # fmt: skip
+    """dx of every n-th block of rows for n programs, and their part of dweight ``[n, D]``."""
+    programs = tl.num_programs(0)
+    first = tl.program_id(0).to(tl.int64)
+    scale = load_weight(weight, D, BD)
+    col = tl.arange(0, BD)[None, :]
+    acc = tl.zeros([BR, BD], dtype=tl.float32)
+    for step in range(tl.cdiv(tl.cdiv(rows, BR) - first, programs)):
+        row = ((first + step * programs) * BR + tl.arange(0, BR))[:, None]
+        mask = (row < rows) & (col < D)
+        at = row * D + col
+        value = tl.load(total + at, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
+        value *= rstd
+        acc += tl.where(mask, g * value, 0.0)
+        g *= scale
+        out = rstd * (g - (tl.sum(g * value, axis=1) / D)[:, None] * value)
+        if HAS_ALONG:
+            out += tl.load(along_total + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
+    flat = tl.arange(0, BD)
+    tl.store(partial + first * D + flat, tl.sum(acc, axis=0), mask=flat < D)
+
+
 class Inputs(NamedTuple):
     """The arguments of `rms_norm_fused`."""
 
@@ -112,7 +164,7 @@ def _in_groups(x: Tensor) -> tuple[Tensor, int, int]:
     return x.contiguous(), 1, dim
 
 
-def _blocks(x: Tensor, tile: int) -> tuple[int, dict[str, int]]:
+def blocks_of(x: Tensor, tile: int) -> tuple[int, dict[str, int]]:
     """How many blocks of rows there are, and the sizes that make one."""
     wide = power_of_two(x.shape[-1])
     height = max(1, tile // wide)
@@ -124,7 +176,7 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     x, group, stride = _in_groups(inputs.x)
     weight = dense(inputs.weight)
     y = x.new_empty(x.shape)
-    count, sizes = _blocks(x, FORWARD_TILE)
+    count, sizes = blocks_of(x, FORWARD_TILE)
     with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
         launch(
             forward_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
@@ -137,7 +189,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     x, group, stride = _in_groups(inputs.x)
     weight, dy = dense(inputs.weight), dense(grads[0])
     dx = x.new_empty(x.shape)
-    count, sizes = _blocks(x, BACKWARD_TILE)
+    count, sizes = blocks_of(x, BACKWARD_TILE)
     programs, partial = min(count, PROGRAMS), None
     if weight is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
@@ -149,7 +201,8 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         )  # fmt: skip
     if weight is None or partial is None:
         return dx, None
-    return dx, partial.sum(0).to(weight.dtype)
+    with torch.cuda.device_of(x):
+        return dx, fold(partial, weight.dtype)
 
 
 _rms_norm = custom_op(
@@ -170,3 +223,70 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """
     y: Tensor = _rms_norm(Inputs(x, weight, float(eps)))[0]
     return y
+
+
+class AddInputs(NamedTuple):
+    """The arguments of `add_rms_norm_fused`."""
+
+    x: Tensor
+    delta: Tensor
+    weight: Tensor
+    eps: float
+
+
+def _add_forward(inputs: AddInputs) -> Tensors:
+    x, delta, weight = (dense(t) for t in inputs[:3])
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    count, sizes = blocks_of(x, FORWARD_TILE)
+    with torch.cuda.device_of(x):
+        launch(
+            add_norm_kernel, count, x, delta, weight, total, y, x.numel() // x.shape[-1],
+            inputs.eps, HAS_DELTA=True, tile=WHOLE, **sizes,
+        )  # fmt: skip
+    return total, y
+
+
+def _add_backward(inputs: AddInputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Any:
+    total, weight = kept[0], dense(inputs.weight)
+    assert total is not None
+    dtotal, dy = dense(grads[0]), dense(grads[1])
+    if dy is None:
+        dy = torch.zeros_like(total)
+    dx = torch.empty_like(total)
+    count, sizes = blocks_of(total, BACKWARD_TILE)
+    programs = min(count, PROGRAMS)
+    partial = total.new_empty(programs, total.shape[-1], dtype=torch.float32)
+    with torch.cuda.device_of(total):
+        launch(
+            add_norm_gradient_kernel, programs, dy, dtotal, total, weight, dx, partial,
+            total.numel() // total.shape[-1], inputs.eps, HAS_ALONG=dtotal is not None,
+            tile=WHOLE, **sizes,
+        )  # fmt: skip
+        dweight = fold(partial, weight.dtype)
+    return dx, dx, dweight
+
+
+_add_rms_norm = custom_op(
+    "vort::add_rms_norm_fused",
+    AddInputs,
+    _add_forward,
+    _add_backward,
+    None,
+    outputs=("total", "y"),
+    shown=2,
+    saved=("total",),
+    gradients=("x", "delta", "weight"),
+    forget=("x", "delta"),
+)
+
+
+def add_rms_norm_fused(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and its RMS norm, from GPU kernels, forward and backward.
+
+    x and delta `[..., D]` in one type, bfloat16 or float32; D in 1..8192. Not to be traced: both
+    gradients are one tensor.
+    """
+    total, y = _add_rms_norm(AddInputs(x, delta, weight, float(eps)))
+    return total, y

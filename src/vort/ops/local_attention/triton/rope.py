@@ -16,7 +16,7 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
-__all__ = ["rotate"]
+__all__ = ["angles", "rotate"]
 
 ROWS = 64
 WHOLE = Tile(columns=0, warps=4, stages=1)
@@ -84,18 +84,28 @@ def _turn(x: Tensor, positions: Tensor, base: float, back: bool) -> tuple[Tensor
     y = torch.empty_like(x)
     heads, half, count = x.shape[-2], x.shape[-1] // 2, positions.numel()
     rows = x.numel() // max(2 * half, 1)
-    cos, sin = (x.new_empty(count, half, dtype=torch.float32) for _ in range(2))
-    sizes = {"HALF": half, "BC": power_of_two(half, 1), "BR": ROWS}
+    cos, sin = angles(positions, 2 * half, base)
     with torch.cuda.device_of(x):
         launch(
-            angle_kernel, -(-count // ROWS), positions, _frequencies(2 * half, base, x.device),
-            cos, sin, count, tile=WHOLE, **sizes,
-        )  # fmt: skip
-        launch(
             rotate_kernel, -(-rows // ROWS), x, cos, sin, y, rows, count,
-            H=heads, BACK=back, tile=WHOLE, **sizes,
+            H=heads, HALF=half, BC=power_of_two(half, 1), BR=ROWS, BACK=back, tile=WHOLE,
         )  # fmt: skip
     return (y,)
+
+
+def angles(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """cos and sin `[count, D / 2]` float32 of the angles that `apply_rope` turns pairs by."""
+    half, count = dim // 2, positions.numel()
+    cos, sin = (
+        torch.empty(count, half, dtype=torch.float32, device=positions.device) for _ in range(2)
+    )
+    with torch.cuda.device_of(positions):
+        launch(
+            angle_kernel, -(-count // ROWS), positions.contiguous(),
+            _frequencies(dim, base, positions.device), cos, sin, count,
+            HALF=half, BC=power_of_two(half, 1), BR=ROWS, tile=WHOLE,
+        )  # fmt: skip
+    return cos, sin
 
 
 def _turn_back(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:

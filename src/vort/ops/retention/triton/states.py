@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: SIM102, SIM108  (branches on compile-time constants stay branches)
+
 """States at span starts, forward and backward, built and carried along in one walk.
 
 The decays are constants, so n tokens multiply a state by ``exp(l n)``: no gates to scan.

@@ -1,0 +1,288 @@
+"""Whole language models on one GPU: a training step, prefill and decoding, VORT beside its peers.
+
+    python benchmarks/model_gpu.py --out model_gpu.json [--with FOLDER] [--models vort,llama]
+    python benchmarks/model_gpu.py --resume --out model_gpu.json
+
+24 layers of 1,024, 16 heads, vocabulary 32,000, bf16 weights, random tokens. VORT has 8 scales and
+the default options of a language model with an output gate; Llama is Hugging Face's with SDPA;
+RetNet and GLA are flash-linear-attention's models with their own defaults, found in the folder that
+`--with` names or as installed. Every model runs in a process of its own, so that none finds the
+kernels of another compiled or its memory in use. A run cut short keeps what it measured; `--resume`
+goes on.
+
+Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
+`+compile`; medians in milliseconds, peak memory, launches and kernel time by part. `host` is a step
+of 1 x 256 tokens, where the GPU waits. Prefill: logits of the last token, with the cache after it.
+Decoding: `generate`, greedy, milliseconds a token between the 8th and the last.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+import torch  # noqa: E402
+
+LAYERS, WIDTH, HEADS, VOCABULARY, MLP = 24, 1024, 16, 32_000, 2816
+TRAINING = [(4, 8192), (16, 2048), (1, 32_768), (1, 131_072), (1, 2048)]
+HOST = (1, 256)
+PREFILL = [(1, 8192), (1, 65_536)]
+# batch, tokens of the prompt
+DECODING = [(1, 1000), (16, 1000), (1, 65_536)]
+NEW_TOKENS = 40
+MODELS = ("vort", "vort_s12", "llama", "retnet", "gla")
+
+# Parts of a step by the names of kernels; the first that matches.
+PARTS = [
+    ("retention", r"key_kernel|query_kernel|output_kernel|state_|states_|segment|walk|carry|weigh"),
+    ("local attention", r"attend|local|rope"),
+    ("matrix products", r"gemm|nvjet|cutlass|xmma|cublas|splitK|gemv"),
+    ("convolution", r"conv"),
+    ("feature maps", r"hedgehog|favor"),
+    ("routing", r"routing|order"),
+    ("norms", r"norm"),
+    ("gates", r"gate|swiglu|silu"),
+    ("loss", r"loss|cross_entropy|softmax|nll"),
+    ("elementwise and copies", r"."),
+]
+
+
+def build(name: str) -> torch.nn.Module:
+    """The model called `name` on the GPU, in bfloat16."""
+    torch.manual_seed(0)
+    common = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+    if name.startswith("vort"):
+        from vort.models import VortConfig, VortForCausalLM
+
+        config: Any = VortConfig(
+            **common, num_attention_heads=HEADS, intermediate_size=MLP, output_gate=True,
+            num_scales=12 if "s12" in name else 8, use_entropy="plain" not in name,
+            max_position_embeddings=131_072, pad_token_id=None, bos_token_id=None,
+            eos_token_id=None,
+        )  # fmt: skip
+        model: Any = VortForCausalLM(config)
+    elif name == "llama":
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig(
+            **common, num_attention_heads=HEADS, num_key_value_heads=HEADS, intermediate_size=MLP,
+            max_position_embeddings=131_072, tie_word_embeddings=True, attn_implementation="sdpa",
+            pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config)
+    else:
+        import fla.models as peers
+
+        kind = {"retnet": "RetNet", "gla": "GLA"}[name]
+        config = getattr(peers, f"{kind}Config")(
+            **common, num_heads=HEADS if name == "retnet" else 4,
+            max_position_embeddings=131_072, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        model = getattr(peers, f"{kind}ForCausalLM")(config)
+    return model.to("cuda", torch.bfloat16)
+
+
+def median_ms(call: Callable[[], Any], least: int = 5, seconds: float = 2.0) -> float:
+    """Median milliseconds of a call, after two to warm up, by CUDA events."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    times, began = [], time.perf_counter()
+    while len(times) < least or (time.perf_counter() - began < seconds and len(times) < 50):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        call()
+        last.record()
+        torch.cuda.synchronize()
+        times.append(first.elapsed_time(last))
+    return statistics.median(times)
+
+
+def training(model: Any, batch: int, length: int, detailed: bool) -> dict[str, Any]:
+    """A step's milliseconds and peak memory, and what its kernels are."""
+    model.train()
+    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
+
+    def step() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    found: dict[str, Any] = {"ms": median_ms(step)}
+    found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    found["tokens_per_second"] = batch * length / found["ms"] * 1e3
+    if detailed:
+        found |= kernels(step)
+    return found
+
+
+def kernels(step: Callable[[], None]) -> dict[str, Any]:
+    """Launches and milliseconds of kernels in a step, by part and the longest by name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        step()
+        torch.cuda.synchronize()
+    parts: dict[str, float] = defaultdict(float)
+    rows, launches = [], 0
+    for event in record.key_averages():
+        if event.self_device_time_total <= 0:
+            continue
+        milliseconds = event.self_device_time_total / 1e3
+        part = next(name for name, names in PARTS if re.search(names, event.key, re.IGNORECASE))
+        parts[part] += milliseconds
+        launches += event.count
+        rows.append((round(milliseconds, 3), event.count, event.key[:100]))
+    return {
+        "launches": launches,
+        "kernel_ms": round(sum(parts.values()), 2),
+        "parts_ms": {name: round(ms, 2) for name, ms in sorted(parts.items(), key=lambda x: -x[1])},
+        "longest": sorted(rows, reverse=True)[:40],
+    }
+
+
+@torch.no_grad()
+def prefill(model: Any, batch: int, length: int) -> dict[str, Any]:
+    model.eval()
+    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
+
+    def call() -> None:
+        model(input_ids=ids, use_cache=True, logits_to_keep=1)
+
+    torch.cuda.reset_peak_memory_stats()
+    return {"ms": median_ms(call), "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+
+
+@torch.no_grad()
+def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, Any]:
+    """Milliseconds a token through `generate`, from the times of a streamer's calls."""
+    model.eval()
+    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
+    times: list[float] = []
+
+    class Clock:
+        def put(self, value: Any) -> None:
+            times.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    def run() -> float:
+        times.clear()
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False,
+            streamer=Clock() if batch == 1 else None, stopping_criteria=[clock], **options,
+        )  # fmt: skip
+        torch.cuda.synchronize()
+        last = time.perf_counter()
+        return (last - times[8]) / (NEW_TOKENS - 8) * 1e3
+
+    def clock(input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        if batch > 1:
+            times.append(time.perf_counter())
+        return torch.zeros(batch, dtype=torch.bool, device="cuda")
+
+    run()
+    return {"ms": statistics.median(run() for _ in range(2))}
+
+
+def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
+    """Everything of one model that `found` lacks, written after each measurement."""
+    plain, *how = name.split("+")
+    model = build(plain)
+    record = found.setdefault(name, {})
+    record["parameters"] = sum(x.numel() for x in model.parameters())
+    if "compile" in how:
+        model.forward = torch.compile(model.forward)
+
+    def attempt(key: str, call: Callable[[], dict[str, Any]]) -> None:
+        if key in record or not re.search(only, key):
+            return
+        began = time.perf_counter()
+        try:
+            record[key] = call()
+        except Exception as problem:
+            record[key] = {"error": f"{type(problem).__name__}: {problem}"[:300]}
+        record[key]["seconds"] = round(time.perf_counter() - began, 1)
+        torch.cuda.empty_cache()
+        out.write_text(json.dumps(found, indent=1) + "\n")
+        shown = {k: v for k, v in record[key].items() if k != "longest"}
+        print(f"{name:10s} {key:22s} {json.dumps(shown)}", flush=True)
+
+    for batch, length in [HOST, *TRAINING]:
+        key = f"train {batch}x{length}"
+        attempt(key, lambda b=batch, t=length: training(model, b, t, (b, t) == TRAINING[0]))
+    if how:
+        return
+    for batch, length in PREFILL:
+        attempt(f"prefill {batch}x{length}", lambda b=batch, t=length: prefill(model, b, t))
+    for batch, length in DECODING:
+        attempt(f"decode {batch}x{length}", lambda b=batch, t=length: decoding(model, b, t))
+        if name == "llama" and length <= 1000:
+            static = {"cache_implementation": "static"}
+            attempt(
+                f"decode static {batch}x{length}",
+                lambda b=batch, t=length, s=static: decoding(model, b, t, **s),
+            )
+
+
+def about() -> dict[str, str]:
+    """Where the figures come from."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    def of(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    packages = ("torch", "triton", "transformers", "flash-linear-attention")
+    versions = {name: of(name) for name in packages}
+    command = "python benchmarks/model_gpu.py"
+    return {"command": command, "device": torch.cuda.get_device_name(), **versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("model_gpu.json"))
+    parser.add_argument("--with", dest="folder", type=Path, help="folder with packages of peers")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--only", default="", help="rows whose name matches, e.g. 'train|prefill'")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device")
+    if arguments.folder is not None:
+        sys.path.insert(0, str(arguments.folder))
+    keep = arguments.out.is_file() and (arguments.resume or arguments.one)
+    found = json.loads(arguments.out.read_text()) if keep else {}
+    found.setdefault("made_by", about())
+    if arguments.one:
+        measure(arguments.one, arguments.out, found, arguments.only)
+        return
+    arguments.out.write_text(json.dumps(found))
+    for name in arguments.models.split(","):
+        command = [sys.executable, __file__, "--one", name, "--out", str(arguments.out)]
+        command += ["--only", arguments.only]
+        if arguments.folder is not None:
+            command += ["--with", str(arguments.folder)]
+        subprocess.run(command, check=False, env=os.environ)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""A causal convolution over the last few positions, each channel by itself, then silu.
+
+`short_convolution` is the op alone. `to_heads` is what a layer does with it: convolution, RMS norm
+of each head's queries and keys, and RoPE for the part of the layer that wants it. On a GPU
+`triton.py` does all of it in one walk along time; elsewhere it is a few lines of PyTorch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vort.ops.custom import traced
+from vort.ops.gpu.launcher import kernels_take
+from vort.ops.local_attention.rope import apply_rope
+from vort.ops.padding import keep_last
+from vort.ops.rms_norm import rms_norm
+
+__all__ = ["Heads", "computed_again", "short_convolution", "to_heads"]
+
+# The kernels keep the last inputs in registers by name.
+LONGEST = 4
+
+
+class Heads(NamedTuple):
+    """What a layer's parts are given.
+
+    Attributes:
+        q: queries `[B, T, H, D]`.
+        k: keys `[B, T, Hkv, D]`.
+        v: values `[B, T, Hkv, D]`.
+        turned_q: queries turned by RoPE; the same as q without it.
+        turned_k: keys, likewise.
+        state: `[B, W - 1, C]`, the last inputs of the convolution, where asked for.
+        again: computes the first five once more; None where they are as well kept.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    turned_q: Tensor
+    turned_k: Tensor
+    state: Tensor | None
+    again: Callable[[], Sequence[Tensor]] | None = None
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    state: Tensor | None = None,
+    *,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """silu(Σ_j weight[:, j] x_{t-j}) for j < W, and the state after it if asked for.
+
+    Args:
+        x: `[B, T, C]`, zero at padding.
+        weight: `[C, W]`, the tap of the position itself first.
+        state: `[B, W - 1, C]`, the inputs before `x`; zeros without it.
+        lengths: `[B]` real positions at the front of each row; all of them by default.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; not together with a state.
+        output_state: whether to return the last W - 1 inputs of every row.
+
+    >>> x, weight = torch.randn(2, 5, 8), torch.randn(8, 4)
+    >>> whole, _ = short_convolution(x, weight)
+    >>> first, state = short_convolution(x[:, :3], weight, output_state=True)
+    >>> rest, _ = short_convolution(x[:, 3:], weight, state)
+    >>> torch.allclose(torch.cat([first, rest], 1), whole, atol=1e-6)
+    True
+    """
+    _check(x, weight, state, cu_seqlens)
+    past = None if state is None else state.to(x.dtype)
+    age = None if cu_seqlens is None else _age(cu_seqlens, x.shape[1])
+    # Channels by twos: what the kernels call a head is any even number of them.
+    size = next((d for d in (64, 32, 16, 8, 4, 2) if x.shape[2] % d == 0), 0)
+    if size and _fused(x, weight, past):
+        from .triton import Inputs, heads_fused
+
+        options = (None, None, None, None, x.shape[2] // size, 0, 0.0)
+        y = heads_fused(Inputs(x, weight, past, age, *options))[0].flatten(2)
+    else:
+        y = _composed(x, weight, past, age)
+    return y, _after(x, weight, past, lengths) if output_state else None
+
+
+def to_heads(
+    projections: Sequence[Tensor],
+    num_heads: int,
+    num_key_value_heads: int,
+    weight: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    rope_base: float | None = None,
+    seen: Tensor | None = None,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    output_state: bool = False,
+    in_place: bool = False,
+) -> Heads:
+    """Queries, keys and values of all heads from their projections.
+
+    Args:
+        projections: one tensor `[B, T, C]`, C = (H + 2 Hkv) D, or three that make it up; zero at
+            padding.
+        num_heads: H.
+        num_key_value_heads: Hkv.
+        weight: `[C, W]` of the short convolution; None: there is none, nor its silu.
+        state: `[B, W - 1, C]`, the convolution's inputs before `x`.
+        q_norm: `[D]`, weight of the queries' RMS norm; None: no norm.
+        k_norm: `[D]` of the keys', likewise.
+        eps: of both norms.
+        rope_base: base of RoPE; None: nothing is turned.
+        seen: `[B]` positions before `x` in each row; none by default.
+        lengths: `[B]` real positions at the front of each row; all of them by default.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; not together with a state.
+        output_state: whether to return the convolution's state after the last position.
+        in_place: for one position, T = 1, without gradients: `state` may be moved on and returned.
+
+    >>> heads = to_heads([torch.randn(2, 5, 24)], 2, 1, torch.randn(24, 4), rope_base=1e4)
+    >>> heads.q.shape, heads.turned_k.shape
+    (torch.Size([2, 5, 2, 6]), torch.Size([2, 5, 1, 6]))
+    """
+    sizes = [num_heads, num_key_value_heads, num_key_value_heads]
+    if weight is None and len(projections) == 3:
+        x, parts = (
+            projections[0],
+            [p.unflatten(-1, (n, -1)) for p, n in zip(projections, sizes, strict=True)],
+        )
+    else:
+        x, parts = torch.cat(list(projections), -1) if len(projections) > 1 else projections[0], []
+    age = None if cu_seqlens is None else _age(cu_seqlens, x.shape[1])
+    past = None if state is None else state.to(x.dtype)
+    if weight is not None:
+        _check(x, weight, state, cu_seqlens)
+    even = x.shape[2] // (num_heads + 2 * num_key_value_heads) % 2 == 0
+    if weight is not None and even and _fused(x, weight, past):
+        return _walked(
+            x, num_heads, num_key_value_heads, weight, past, age, q_norm, k_norm, eps, rope_base,
+            seen, lengths, output_state, in_place and past is state,
+        )  # fmt: skip
+    if not parts:
+        y = x if weight is None else _composed(x, weight, past, age)
+        parts = list(y.unflatten(-1, (sum(sizes), -1)).split(sizes, 2))
+    q, k, v = parts
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    turned = q, k
+    if rope_base is not None:
+        position = torch.arange(x.shape[1], device=x.device) if age is None else age
+        position = position if seen is None else seen[:, None] + position
+        turned = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
+    keeps = output_state and weight is not None
+    return Heads(q, k, v, *turned, _after(x, weight, past, lengths) if keeps else None)  # type: ignore[arg-type]
+
+
+def _walked(
+    x: Tensor,
+    num_heads: int,
+    num_key_value_heads: int,
+    weight: Tensor,
+    state: Tensor | None,
+    age: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    rope_base: float | None,
+    seen: Tensor | None,
+    lengths: Tensor | None,
+    output_state: bool,
+    in_place: bool,
+) -> Heads:
+    """`to_heads` by the kernels."""
+    from .triton import Inputs, heads_again, heads_fused, heads_step, turn_table
+
+    dim = x.shape[2] // (num_heads + 2 * num_key_value_heads)
+    cos = sin = None
+    if rope_base is not None:
+        positions: int | Tensor = x.shape[1]
+        if seen is not None:
+            positions = seen[:, None]
+            if x.shape[1] > 1:
+                positions = positions + torch.arange(x.shape[1], device=x.device)
+        cos, sin = turn_table(positions, dim, rope_base, x.device)
+    sizes = (num_heads, num_key_value_heads, eps)
+    inputs = Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
+    moves = in_place and output_state and x.shape[1] == 1 and lengths is None
+    if moves and state is not None and state.is_contiguous():
+        q, k, v, turned_q, turned_k = heads_step(inputs)
+        after: Tensor | None = state
+    else:
+        q, k, v, turned_q, turned_k = heads_fused(inputs)
+        after = _after(x, weight, state, lengths) if output_state else None
+    if turned_q is None:
+        return Heads(q, k, v, q, k, after)
+    again = None
+    if q.requires_grad and not traced(x):
+        plain: Any = [t.detach() if isinstance(t, Tensor) else t for t in inputs]
+        again = partial(heads_again, Inputs(*plain))
+    return Heads(q, k, v, turned_q, turned_k, after, again)
+
+
+@contextmanager
+def computed_again(heads: Heads) -> Iterator[None]:
+    """What is called within keeps no heads for its backward: they are computed again, once for all.
+
+    Heads are five tensors as large as the hidden states, and a fraction of their layer's time.
+    """
+    if heads.again is None:
+        yield
+        return
+    compute = heads.again
+    numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(heads[:5])}
+    made: list[Sequence[Tensor]] = []
+
+    def pack(x: Tensor) -> Any:
+        number = numbers.get((x.data_ptr(), x.numel())) if x.is_contiguous() else None
+        return x if number is None else (number, x.shape)
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if not made:
+            made.append(compute())
+        number, shape = kept
+        found: Tensor = made[0][number].view(shape)
+        return found
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def _composed(x: Tensor, weight: Tensor, state: Tensor | None, age: Tensor | None) -> Tensor:
+    """silu of the convolution in PyTorch: one shifted product for each tap."""
+    size, length = weight.shape[1], x.shape[1]
+    past = x.new_zeros(x.shape[0], size - 1, x.shape[2]) if state is None else state
+    padded = torch.cat([past, x], 1)
+    weight = weight.to(x.dtype)
+    y = x * weight[:, 0]
+    for lag in range(1, size):
+        earlier = padded[:, size - 1 - lag : size - 1 - lag + length]
+        if age is not None:
+            earlier = earlier.masked_fill((age < lag)[:, None], 0)
+        y = y + earlier * weight[:, lag]
+    return F.silu(y)
+
+
+def _after(x: Tensor, weight: Tensor, state: Tensor | None, lengths: Tensor | None) -> Tensor:
+    """The last W - 1 inputs of every row."""
+    if state is None:
+        state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
+    return keep_last(state, x, lengths)
+
+
+def _age(cu_seqlens: Tensor, length: int) -> Tensor:
+    """`[T]`: how many positions of its own packed sequence come before each."""
+    position = torch.arange(length, device=cu_seqlens.device)
+    start = cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1]
+    return position - start
+
+
+def _fused(x: Tensor, weight: Tensor, state: Tensor | None) -> bool:
+    """Whether kernels can do it; they send no gradient to a state."""
+    differentiable = state is not None and state.requires_grad and torch.is_grad_enabled()
+    known = weight.dtype in (torch.bfloat16, torch.float32) and weight.device == x.device
+    full = x.shape[0] * x.shape[1] > 0
+    return known and full and kernels_take(x) and weight.shape[1] <= LONGEST and not differentiable
+
+
+def _check(x: Tensor, weight: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    if x.dim() != 3 or weight.dim() != 2 or weight.shape[0] != x.shape[2]:
+        raise ValueError(
+            f"x must be [B, T, C] and weight [C, W], got {list(x.shape)} and {list(weight.shape)}"
+        )
+    if weight.shape[1] < 2:
+        raise ValueError(f"weight must have at least 2 taps, got {weight.shape[1]}")
+    if cu_seqlens is not None and (state is not None or x.shape[0] != 1):
+        raise ValueError("cu_seqlens needs B = 1 and no state: packed sequences start afresh")
+    wanted = [x.shape[0], weight.shape[1] - 1, x.shape[2]]
+    if state is not None and list(state.shape) != wanted:
+        raise ValueError(f"state must be {wanted}, got {list(state.shape)}")

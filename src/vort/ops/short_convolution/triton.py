@@ -1,0 +1,497 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, operator, misc"
+"""From projections to heads: convolution, silu, RMS norm and RoPE in one walk along time.
+
+A program takes G heads of queries, of keys or of values, and walks over STEPS positions: the last
+inputs stay in registers, so that everything is read once and written once. A head is held as its
+two halves, ``[G, HALF]`` each, which RoPE turns into each other. x is a row of all heads, queries
+first, then keys, then values, a row every ``stride`` numbers. The backward walks the same way and
+computes the forward again.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.gpu.parts import fold
+from vort.ops.local_attention.triton.rope import angles
+
+__all__ = ["Inputs", "heads_again", "heads_fused", "heads_step", "turn_table"]
+
+WALK = Tile(columns=0, warps=4, stages=1)
+# Positions that a program walks over, and heads it has: measured on an H200.
+STEPS, STEPS_BACK, GROUP = 64, 128, 8
+
+
+@triton.jit
+def part_of(pid, HQ: tl.constexpr, HK: tl.constexpr, G: tl.constexpr):
+    """Which heads a program has: 0 queries, 1 keys, 2 values; the first; how many; all before."""
+    NQ: tl.constexpr = (HQ + G - 1) // G
+    NK: tl.constexpr = (HK + G - 1) // G
+    part = (pid >= NQ).to(tl.int32) + (pid >= NQ + NK).to(tl.int32)
+    first = (pid - tl.where(part > 0, NQ, 0) - tl.where(part > 1, NK, 0)) * G
+    heads = tl.where(part > 0, HK, HQ)
+    before = tl.where(part > 0, HQ, 0) + tl.where(part > 1, HK, 0)
+    return part, first, heads, before
+
+
+@triton.jit
+def load_half(ptr, at, mask):
+    return tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_input(
+    x, state, t, channel, mask, row, stride, length,
+    C: tl.constexpr, W: tl.constexpr, HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """Half a head of x at position t; before the first position, of the state."""
+    value = load_half(x, t * stride + channel, mask & (t >= 0) & (t < length))
+    if HAS_STATE:
+        before = (row * (W - 1) + W - 1 + t) * C + channel
+        value += load_half(state, before, mask & (t < 0) & (t >= 1 - W))
+    return value
+
+
+@triton.jit
+def tap(weight, channel, lag, mask, W: tl.constexpr):
+    if lag < W:
+        return tl.load(weight + channel * W + lag, mask=mask, other=0.0).to(tl.float32)
+    return tl.zeros(channel.shape, dtype=tl.float32)
+
+
+@triton.jit
+def load_row(
+    x, plain, turned, t, length, row, stride, heads, h, i, ca, cb, mask, part,
+    D: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """Position t of x, of the gradients to heads, and of those to turned heads, in halves."""
+    here = mask & (t < length)
+    at = ((row * length + t) * heads + h) * D + i
+    xa, xb = load_half(x, t * stride + ca, here), load_half(x, t * stride + cb, here)
+    da, db = load_half(plain, at, here), load_half(plain, at + HALF, here)
+    ta, tb = da * 0.0, db * 0.0
+    if TURN:
+        if part < 2:
+            ta, tb = load_half(turned, at, here), load_half(turned, at + HALF, here)
+    return xa, xb, da, db, ta, tb
+
+
+@triton.jit
+def store_state(last, x1, x2, x3, channel, mask, C: tl.constexpr, W: tl.constexpr):
+    """Half a head of the last W - 1 inputs, the latest at ``last``."""
+    tl.store(last + channel, x1.to(last.dtype.element_ty), mask=mask)
+    if W > 2:
+        tl.store(last - C + channel, x2.to(last.dtype.element_ty), mask=mask)
+    if W > 3:
+        tl.store(last - 2 * C + channel, x3.to(last.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def silu(u):
+    return u / (1.0 + tl.exp(-u))
+
+
+@triton.jit
+def silu_slope(u):
+    s = 1.0 / (1.0 + tl.exp(-u))
+    return s * (1.0 + u * (1.0 - s))
+
+
+@triton.jit
+def weigh(x0, x1, x2, x3, w0, w1, w2, w3, m1, m2, m3):
+    """The sum over taps; m: whether the position so many steps ago is of the same sequence."""
+    return x0 * w0 + x1 * (w1 * m1) + x2 * (w2 * m2) + x3 * (w3 * m3)
+
+
+@triton.jit
+def masks_at(age, t, length, HAS_AGE: tl.constexpr):
+    """Age of position t, and m1, m2, m3 of `weigh`."""
+    old = t
+    m1 = tl.full([1, 1], 1.0, dtype=tl.float32)
+    m2, m3 = m1, m1
+    if HAS_AGE:
+        old = tl.load(age + t, mask=(t >= 0) & (t < length), other=0)
+        m1 = (old >= 1).to(tl.float32)
+        m2 = (old >= 2).to(tl.float32)
+        m3 = (old >= 3).to(tl.float32)
+    return old, m1, m2, m3
+
+
+@triton.jit(do_not_specialize=["length", "stride", "batch_stride", "spans", "turn_stride"])
+def heads_kernel(
+    x, weight, state, age, q_norm, k_norm, cos, sin, q, k, v, q_turned, k_turned,
+    length, stride, batch_stride, spans, turn_stride, eps,
+    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    G: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
+    UPDATE: tl.constexpr,
+):  # fmt: skip
+    """Queries, keys and values ``[B, T, heads, D]``, the former two turned as well.
+
+    UPDATE: move the state on by the one position there is, in place.
+    """
+    C: tl.constexpr = (HQ + 2 * HK) * D
+    BLOCKS: tl.constexpr = (HQ + G - 1) // G + 2 * ((HK + G - 1) // G)
+    pid = tl.program_id(0)
+    part, first, heads, before = part_of(pid % BLOCKS, HQ, HK, G)
+    span = pid // BLOCKS
+    row = (span // spans).to(tl.int64)
+    # a tile of one, since the interpreter has no scalar masks
+    t0 = ((span % spans) * STEPS).to(tl.int64) + tl.zeros([1, 1], dtype=tl.int64)
+    h = first + tl.arange(0, G)[:, None]
+    i = tl.arange(0, BH)[None, :]
+    mask = (h < heads) & (i < HALF)
+    ca = (before + h) * D + i
+    cb = ca + HALF
+    wa0, wb0 = tap(weight, ca, 0, mask, W), tap(weight, cb, 0, mask, W)
+    wa1, wb1 = tap(weight, ca, 1, mask, W), tap(weight, cb, 1, mask, W)
+    wa2, wb2 = tap(weight, ca, 2, mask, W), tap(weight, cb, 2, mask, W)
+    wa3, wb3 = tap(weight, ca, 3, mask, W), tap(weight, cb, 3, mask, W)
+    xs = x + row * batch_stride
+    xa1 = load_input(xs, state, t0 - 1, ca, mask, row, stride, length, C, W, HAS_STATE)
+    xb1 = load_input(xs, state, t0 - 1, cb, mask, row, stride, length, C, W, HAS_STATE)
+    xa2 = load_input(xs, state, t0 - 2, ca, mask, row, stride, length, C, W, HAS_STATE)
+    xb2 = load_input(xs, state, t0 - 2, cb, mask, row, stride, length, C, W, HAS_STATE)
+    xa3 = load_input(xs, state, t0 - 3, ca, mask, row, stride, length, C, W, HAS_STATE)
+    xb3 = load_input(xs, state, t0 - 3, cb, mask, row, stride, length, C, W, HAS_STATE)
+    out = tl.where(part == 0, q, tl.where(part == 1, k, v))
+    if NORM:
+        scale = tl.where(part == 0, q_norm, k_norm)
+        na = load_half(scale, i, i < HALF)
+        nb = load_half(scale, i + HALF, i < HALF)
+    xa = load_half(xs, t0 * stride + ca, mask & (t0 < length))
+    xb = load_half(xs, t0 * stride + cb, mask & (t0 < length))
+    for step in range(STEPS):
+        t = t0 + step
+        here = mask & (t < length)
+        # the next row is under way while this one is worked on
+        ahead = mask & (t + 1 < tl.minimum(length, t0 + STEPS))
+        next_a = load_half(xs, (t + 1) * stride + ca, ahead)
+        next_b = load_half(xs, (t + 1) * stride + cb, ahead)
+        old, m1, m2, m3 = masks_at(age, t, length, HAS_AGE)
+        ya = silu(weigh(xa, xa1, xa2, xa3, wa0, wa1, wa2, wa3, m1, m2, m3))
+        yb = silu(weigh(xb, xb1, xb2, xb3, wb0, wb1, wb2, wb3, m1, m2, m3))
+        at = ((row * length + t) * heads + h) * D + i
+        if part < 2:
+            if NORM:
+                r = tl.rsqrt((tl.sum(ya * ya, axis=1) + tl.sum(yb * yb, axis=1)) / D + eps)[:, None]
+                ya *= r * na
+                yb *= r * nb
+            if TURN:
+                turned = tl.where(part == 0, q_turned, k_turned)
+                place = (row * turn_stride + old) * HALF + i
+                known = (i < HALF) & (t < length)
+                c = tl.load(cos + place, mask=known, other=0.0)
+                s = tl.load(sin + place, mask=known, other=0.0)
+                # turned from what is stored, so that both parts of a layer see the same head
+                za = ya.to(q.dtype.element_ty).to(tl.float32)
+                zb = yb.to(q.dtype.element_ty).to(tl.float32)
+                tl.store(turned + at, (za * c - zb * s).to(q.dtype.element_ty), mask=here)
+                tl.store(turned + at + HALF, (zb * c + za * s).to(q.dtype.element_ty), mask=here)
+        tl.store(out + at, ya.to(q.dtype.element_ty), mask=here)
+        tl.store(out + at + HALF, yb.to(q.dtype.element_ty), mask=here)
+        xa3, xa2, xa1, xa = xa2, xa1, xa, next_a
+        xb3, xb2, xb1, xb = xb2, xb1, xb, next_b
+    if UPDATE:
+        last = state + (row * (W - 1) + W - 2) * C
+        store_state(last, xa1, xa2, xa3, ca, mask, C, W)
+        store_state(last, xb1, xb2, xb3, cb, mask, C, W)
+
+
+@triton.jit(do_not_specialize=["length", "stride", "batch_stride", "spans", "turn_stride"])
+def heads_gradient_kernel(
+    x, weight, state, age, q_norm, k_norm, cos, sin,
+    dq, dk, dv, dq_turned, dk_turned, dx, dweight, dq_norm, dk_norm,
+    length, stride, batch_stride, spans, turn_stride, eps,
+    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    G: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """dx, and a span's part of dweight ``[spans, C, W]`` and of both norms' weights.
+
+    Position t sends back to the W - 1 before it, so a span walks as many steps further than it
+    owns: STEPS in all, of which the first STEPS - W + 1 are its own.
+    """
+    C: tl.constexpr = (HQ + 2 * HK) * D
+    OWN: tl.constexpr = STEPS - W + 1
+    BLOCKS: tl.constexpr = (HQ + G - 1) // G + 2 * ((HK + G - 1) // G)
+    pid = tl.program_id(0)
+    part, first, heads, before = part_of(pid % BLOCKS, HQ, HK, G)
+    span = (pid // BLOCKS).to(tl.int64)
+    row = span // spans
+    t0 = (span % spans) * OWN + tl.zeros([1, 1], dtype=tl.int64)
+    h = first + tl.arange(0, G)[:, None]
+    i = tl.arange(0, BH)[None, :]
+    mask = (h < heads) & (i < HALF)
+    ca = (before + h) * D + i
+    cb = ca + HALF
+    wa0, wb0 = tap(weight, ca, 0, mask, W), tap(weight, cb, 0, mask, W)
+    wa1, wb1 = tap(weight, ca, 1, mask, W), tap(weight, cb, 1, mask, W)
+    wa2, wb2 = tap(weight, ca, 2, mask, W), tap(weight, cb, 2, mask, W)
+    wa3, wb3 = tap(weight, ca, 3, mask, W), tap(weight, cb, 3, mask, W)
+    xs = x + row * batch_stride
+    xa1 = load_input(xs, state, t0 - 1, ca, mask, row, stride, length, C, W, HAS_STATE)
+    xb1 = load_input(xs, state, t0 - 1, cb, mask, row, stride, length, C, W, HAS_STATE)
+    xa2 = load_input(xs, state, t0 - 2, ca, mask, row, stride, length, C, W, HAS_STATE)
+    xb2 = load_input(xs, state, t0 - 2, cb, mask, row, stride, length, C, W, HAS_STATE)
+    xa3 = load_input(xs, state, t0 - 3, ca, mask, row, stride, length, C, W, HAS_STATE)
+    xb3 = load_input(xs, state, t0 - 3, cb, mask, row, stride, length, C, W, HAS_STATE)
+    zero = tl.zeros([G, BH], dtype=tl.float32)
+    pa1, pa2, pa3, pb1, pb2, pb3 = zero, zero, zero, zero, zero, zero
+    ga0, ga1, ga2, ga3, gb0, gb1, gb2, gb3 = zero, zero, zero, zero, zero, zero, zero, zero
+    dna, dnb = zero, zero
+    if NORM:
+        scale = tl.where(part == 0, q_norm, k_norm)
+        na = load_half(scale, i, i < HALF)
+        nb = load_half(scale, i + HALF, i < HALF)
+    plain = tl.where(part == 0, dq, tl.where(part == 1, dk, dv))
+    turned = plain
+    if TURN:
+        turned = tl.where(part == 0, dq_turned, dk_turned)
+    xa, xb, da, db, ta, tb = load_row(
+        xs, plain, turned, t0, length, row, stride, heads, h, i, ca, cb, mask, part, D, HALF, TURN
+    )
+    for step in range(STEPS):
+        t = t0 + step
+        here = mask & (t < length)
+        # the next row is under way while this one is worked on
+        next_xa, next_xb, next_da, next_db, next_ta, next_tb = load_row(
+            xs, plain, turned, t + 1, length, row, stride, heads, h, i, ca, cb,
+            mask & (t + 1 < t0 + STEPS), part, D, HALF, TURN,
+        )  # fmt: skip
+        old, m1, m2, m3 = masks_at(age, t, length, HAS_AGE)
+        if TURN:
+            if part < 2:
+                place = (row * turn_stride + old) * HALF + i
+                known = (i < HALF) & (t < length)
+                c = tl.load(cos + place, mask=known, other=0.0)
+                s = tl.load(sin + place, mask=known, other=0.0)
+                da += ta * c + tb * s
+                db += tb * c - ta * s
+        ua = weigh(xa, xa1, xa2, xa3, wa0, wa1, wa2, wa3, m1, m2, m3)
+        ub = weigh(xb, xb1, xb2, xb3, wb0, wb1, wb2, wb3, m1, m2, m3)
+        if NORM:
+            if part < 2:
+                ya, yb = silu(ua), silu(ub)
+                r = tl.rsqrt((tl.sum(ya * ya, axis=1) + tl.sum(yb * yb, axis=1)) / D + eps)[:, None]
+                ya *= r
+                yb *= r
+                if step < OWN:
+                    dna += da * ya
+                    dnb += db * yb
+                da *= na
+                db *= nb
+                along = ((tl.sum(da * ya, axis=1) + tl.sum(db * yb, axis=1)) / D)[:, None]
+                da = r * (da - along * ya)
+                db = r * (db - along * yb)
+        da = tl.where(here, da * silu_slope(ua), 0.0)
+        db = tl.where(here, db * silu_slope(ub), 0.0)
+        if step < OWN:
+            ga0 += da * xa
+            gb0 += db * xb
+            ga1 += da * (xa1 * m1)
+            gb1 += db * (xb1 * m1)
+            ga2 += da * (xa2 * m2)
+            gb2 += db * (xb2 * m2)
+            ga3 += da * (xa3 * m3)
+            gb3 += db * (xb3 * m3)
+        pa1 += da * (wa1 * m1)
+        pb1 += db * (wb1 * m1)
+        pa2 += da * (wa2 * m2)
+        pb2 += db * (wb2 * m2)
+        pa3 += da * (wa3 * m3)
+        pb3 += db * (wb3 * m3)
+        # W - 1 positions ago nothing more arrives
+        done = t - (W - 1)
+        whole = mask & (done >= t0) & (done < length)
+        to = (row * length + done) * C
+        if W == 4:
+            fa, fb = pa3, pb3
+        elif W == 3:
+            fa, fb = pa2, pb2
+        else:
+            fa, fb = pa1, pb1
+        tl.store(dx + to + ca, fa.to(dx.dtype.element_ty), mask=whole)
+        tl.store(dx + to + cb, fb.to(dx.dtype.element_ty), mask=whole)
+        pa3, pa2, pa1 = pa2, pa1, da * wa0
+        pb3, pb2, pb1 = pb2, pb1, db * wb0
+        xa3, xa2, xa1 = xa2, xa1, xa
+        xb3, xb2, xb1 = xb2, xb1, xb
+        xa, xb, da, db, ta, tb = next_xa, next_xb, next_da, next_db, next_ta, next_tb
+    base = dweight + span * (W * C)
+    tl.store(base + ca * W, ga0, mask=mask)
+    tl.store(base + cb * W, gb0, mask=mask)
+    tl.store(base + ca * W + 1, ga1, mask=mask)
+    tl.store(base + cb * W + 1, gb1, mask=mask)
+    if W > 2:
+        tl.store(base + ca * W + 2, ga2, mask=mask)
+        tl.store(base + cb * W + 2, gb2, mask=mask)
+    if W > 3:
+        tl.store(base + ca * W + 3, ga3, mask=mask)
+        tl.store(base + cb * W + 3, gb3, mask=mask)
+    if NORM:
+        if part < 2:
+            # one row for each program, those of queries and of keys apart
+            to = tl.where(part == 0, dq_norm, dk_norm)
+            to += (span * ((heads + G - 1) // G) + first // G) * D
+            col = tl.arange(0, BH)
+            tl.store(to + col, tl.sum(dna, axis=0), mask=col < HALF)
+            tl.store(to + HALF + col, tl.sum(dnb, axis=0), mask=col < HALF)
+
+
+class Inputs(NamedTuple):
+    """The arguments of `heads_fused`."""
+
+    x: Tensor
+    weight: Tensor
+    state: Tensor | None
+    age: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    num_heads: int
+    num_key_value_heads: int
+    eps: float
+
+    @property
+    def dim(self) -> int:
+        """The size of a head."""
+        return self.x.shape[2] // (self.num_heads + 2 * self.num_key_value_heads)
+
+
+def _constants(inputs: Inputs) -> tuple[int, dict[str, Any]]:
+    """How many programs a span takes, and what their kernels are compiled for."""
+    heads, kv_heads, half = inputs.num_heads, inputs.num_key_value_heads, inputs.dim // 2
+    group = min(GROUP, power_of_two(max(heads, kv_heads), 1))
+    blocks = -(-heads // group) + 2 * -(-kv_heads // group)
+    return blocks, {
+        "HQ": heads, "HK": kv_heads, "D": inputs.dim, "HALF": half, "BH": power_of_two(half, 1),
+        "G": group, "W": inputs.weight.shape[1], "HAS_STATE": inputs.state is not None,
+        "HAS_AGE": inputs.age is not None, "NORM": inputs.q_norm is not None,
+        "TURN": inputs.cos is not None,
+    }  # fmt: skip
+
+
+def _numbers(inputs: Inputs, spans: int) -> tuple[Any, ...]:
+    """Lengths and strides; a table of angles for each row is as long as the batch."""
+    x, cos = inputs.x, inputs.cos
+    apart = cos is not None and cos.shape[0] == x.shape[0] * x.shape[1] and x.shape[0] > 1
+    return x.shape[1], x.stride(1), x.stride(0), spans, x.shape[1] if apart else 0, inputs.eps
+
+
+def _rows(inputs: Inputs) -> Inputs:
+    """Dense channels; rows and sequences of x may lie apart."""
+    x = inputs.x if inputs.x.stride(-1) == 1 else inputs.x.contiguous()
+    return Inputs(x, *(dense(t) for t in inputs[1:8]), *inputs[8:])  # type: ignore[arg-type, call-arg]
+
+
+def _shapes(inputs: Inputs) -> Tensors:
+    x, sizes = inputs.x, (inputs.num_heads, *[inputs.num_key_value_heads] * 2)
+    q, k, v = (x.new_empty(*x.shape[:2], n, inputs.dim) for n in sizes)
+    turned = (torch.empty_like(q), torch.empty_like(k)) if inputs.cos is not None else (None, None)
+    return q, k, v, *turned
+
+
+def _run(inputs: Inputs, *, update: bool = False) -> Tensors:
+    inputs = _rows(inputs)
+    batch, length = inputs.x.shape[:2]
+    blocks, constants = _constants(inputs)
+    steps = min(STEPS, power_of_two(length, 1))
+    spans = -(-length // steps)
+    outputs = _shapes(inputs)
+    with torch.cuda.device_of(inputs.x):  # the GPU that holds the data, whichever is current
+        launch(
+            heads_kernel, batch * spans * blocks, *inputs[:8], *outputs, *_numbers(inputs, spans),
+            STEPS=steps, UPDATE=update, tile=WALK, **constants,
+        )  # fmt: skip
+    return outputs
+
+
+def _forward(inputs: Inputs) -> Tensors:
+    return _run(inputs)
+
+
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    inputs = _rows(inputs)
+    x, weight, q_norm, k_norm = inputs.x, inputs.weight, inputs.q_norm, inputs.k_norm
+    batch, length, channels = x.shape
+    blocks, constants = _constants(inputs)
+    steps = min(STEPS_BACK, power_of_two(length + weight.shape[1] - 1, 1))
+    spans = -(-length // (steps - weight.shape[1] + 1))
+    wide: dict[str, Any] = {"dtype": torch.float32}
+    dx = x.new_empty(x.shape)
+    dweight = x.new_empty(batch * spans, channels, weight.shape[1], **wide)
+    sums: list[Tensor | None] = [None, None]
+    if q_norm is not None:
+        heads = (inputs.num_heads, inputs.num_key_value_heads)
+        programs = [batch * spans * -(-n // constants["G"]) for n in heads]
+        sums = [x.new_empty(n, inputs.dim, **wide) for n in programs]
+    absent = [None] * 2 if inputs.cos is None else []
+    like = _shapes(inputs) if any(g is None for g in grads[: 5 - len(absent)]) else grads
+    given = [
+        dense(torch.zeros_like(y) if g is None and y is not None else g)
+        for g, y in zip(grads, like, strict=True)
+    ]
+    with torch.cuda.device_of(x):
+        launch(
+            heads_gradient_kernel, batch * spans * blocks, *inputs[:8], *given, dx, dweight, *sums,
+            *_numbers(inputs, spans), STEPS=steps, tile=WALK, **constants,
+        )  # fmt: skip
+        found: list[Tensor | None] = [dx, fold(dweight, weight.dtype)]
+        for partial, norm in zip(sums, (q_norm, k_norm), strict=True):
+            found.append(None if partial is None or norm is None else fold(partial, norm.dtype))
+    return tuple(found)
+
+
+_heads = custom_op(
+    "vort::heads",
+    Inputs,
+    _forward,
+    _backward,
+    _shapes,
+    outputs=("q", "k", "v", "q_turned", "k_turned"),
+    shown=5,
+    gradients=("x", "weight", "q_norm", "k_norm"),
+)
+
+
+def heads_fused(inputs: Inputs) -> Some:
+    """Queries, keys and values `[B, T, heads, D]`, and the former two turned, or None twice.
+
+    x `[B, T, C]`, weight `[C, W]` with W in 2..4, state `[B, W - 1, C]` or None, age `[T]` or None:
+    positions since a packed sequence began; q_norm and k_norm `[D]` or None; cos and sin
+    `[T or B T, D / 2]` of the angles, or None. bfloat16 or float32. No gradient goes to the state.
+    """
+    return _heads(inputs)
+
+
+def heads_again(inputs: Inputs) -> Some:
+    """The same outputs, without a backward."""
+    return _run(inputs)
+
+
+def heads_step(inputs: Inputs) -> Some:
+    """The same for one position, T = 1, with the state moved on in place. No gradients."""
+    return _run(inputs, update=True)
+
+
+def turn_table(positions: int | Tensor, dim: int, base: float, device: torch.device) -> Any:
+    """cos and sin `[count, D / 2]` for RoPE at the given positions, or at 0 .. positions - 1."""
+    if isinstance(positions, int):
+        return _first_angles(positions, dim, float(base), device)
+    return angles(positions, dim, float(base))
+
+
+@lru_cache(maxsize=8)
+def _first_angles(length: int, dim: int, base: float, device: torch.device) -> Any:
+    """Shared by all layers of a model."""
+    with torch.inference_mode(False):
+        return angles(torch.arange(length, device=device), dim, base)

@@ -1,0 +1,167 @@
+"""What a recorded step of decoding must be equal to; plain functions, run on a GPU with or without
+pytest: `python -m tests.models.decoding_cases`.
+"""
+
+import torch
+from torch import Tensor
+
+from vort.models import VortConfig, VortForCausalLM
+from vort.models import modeling_vort as modeling
+
+
+def model_of(dtype: torch.dtype, **changes: object) -> VortForCausalLM:
+    """A small model on the GPU with every part in it."""
+    torch.manual_seed(0)
+    config = VortConfig(
+        **{
+            "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "sliding_window": 16, "horizon": 1000, "output_gate": True,
+            **changes,
+        }
+    )  # fmt: skip
+    model: VortForCausalLM = VortForCausalLM(config).to("cuda", dtype).eval()
+    return model
+
+
+def without_graphs(function):  # type: ignore[no-untyped-def]
+    """The function's result with every step computed launch by launch."""
+    kept = modeling.graph_for
+    modeling.graph_for = lambda *given: None
+    try:
+        return function()
+    finally:
+        modeling.graph_for = kept
+
+
+def difference(x: Tensor, y: Tensor) -> float:
+    return ((x.double() - y.double()).norm() / y.double().norm()).item()
+
+
+@torch.no_grad()
+def steps_equal_the_uncached_forward(dtype: torch.dtype, **changes: object) -> float:
+    """The worst difference of a step's logits from those of the whole sequence."""
+    model = model_of(dtype, **changes)
+    ids = torch.randint(256, (2, 60), device="cuda")
+    whole = model(ids, use_cache=False).logits
+    cache = model.new_cache()
+    model(ids[:, :40], past_key_values=cache, use_cache=True)
+    steps = [
+        model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits
+        for t in range(40, 60)
+    ]
+    return difference(torch.cat(steps, 1), whole[:, 40:])
+
+
+@torch.no_grad()
+def generation_is_the_same(dtype: torch.dtype) -> float:
+    """Share of tokens that differ with and without graphs, rows left-padded."""
+    model = model_of(dtype)
+    ids = torch.randint(256, (3, 30), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[0, :7], mask[2, :20] = 0, 0
+
+    def run() -> Tensor:
+        found: Tensor = model.generate(
+            ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=None
+        )
+        return found
+
+    return (run() != without_graphs(run)).float().mean().item()
+
+
+@torch.no_grad()
+def two_caches_take_turns(dtype: torch.dtype) -> float:
+    """Worst difference of two interleaved sequences from the same ones apart."""
+    model = model_of(dtype)
+    ids = torch.randint(256, (2, 30), device="cuda")
+
+    def run(order: list[int]) -> Tensor:
+        caches = [model.new_cache() for _ in range(2)]
+        found: list[list[Tensor]] = [[], []]
+        for i in range(2):
+            model(ids[i : i + 1, :20], past_key_values=caches[i], use_cache=True)
+        place = [20, 20]
+        for i in order:
+            t = place[i]
+            token = ids[i : i + 1, t : t + 1]
+            found[i].append(model(token, past_key_values=caches[i], use_cache=True).logits)
+            place[i] += 1
+        return torch.cat([torch.cat(x, 1) for x in found])
+
+    return difference(run([0, 1] * 10), run([0] * 10 + [1] * 10))
+
+
+@torch.no_grad()
+def new_weights_are_noticed(dtype: torch.dtype) -> float:
+    """Difference from a fresh computation after the weights have changed in place."""
+    model = model_of(dtype)
+    ids = torch.randint(256, (1, 12), device="cuda")
+
+    def run() -> Tensor:
+        cache = model.new_cache()
+        model(ids[:, :8], past_key_values=cache, use_cache=True)
+        parts = [
+            model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits
+            for t in range(8, 12)
+        ]
+        return torch.cat(parts, 1)
+
+    before = run()
+    for parameter in model.parameters():
+        parameter.mul_(1.05)
+    after = run()
+    assert difference(after, before) > 1e-3
+    return difference(after, without_graphs(run))
+
+
+def gradients_equal_those_of_modules(dtype: torch.dtype) -> float:
+    """Worst relative difference of the loss's gradients from a model whose modules are called."""
+    model = model_of(dtype, num_hidden_layers=2).train()
+    ids = torch.randint(256, (2, 200), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[1, :30] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        loss = model(ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    fused = gradients()
+    hooks = [m.register_forward_hook(lambda *given: None) for m in model.modules()]
+    called = gradients()
+    for hook in hooks:
+        hook.remove()
+    assert fused.keys() == called.keys()
+    return max(difference(fused[n], called[n]) for n in fused)
+
+
+BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+def all_differences() -> dict[str, tuple[float, float]]:
+    """Every check by name: what was found, and its bound."""
+    found = {}
+    for dtype, bound in BOUNDS.items():
+        name = str(dtype).split(".")[-1]
+        variants: dict[str, dict[str, object]] = {
+            "": {},
+            " without entropy": {"use_entropy": False},
+            " without convolution": {"conv_size": 0},
+            " with one exponential": {"memory": "exponential"},
+            " with a mixture": {"memory": "mixture"},
+        }
+        for kind, changes in variants.items():
+            error = steps_equal_the_uncached_forward(dtype, **changes)
+            found[f"steps{kind}, {name}"] = (error, bound)
+        found[f"two caches, {name}"] = (two_caches_take_turns(dtype), bound)
+        found[f"new weights, {name}"] = (new_weights_are_noticed(dtype), bound)
+        found[f"gradients, {name}"] = (gradients_equal_those_of_modules(dtype), 3 * bound)
+    found["generation, float32"] = (generation_is_the_same(torch.float32), 0.0)
+    return found
+
+
+if __name__ == "__main__":
+    for name, (error, bound) in all_differences().items():
+        print("ok  " if error <= bound else "FAIL", name, f"{error:.1e}", flush=True)

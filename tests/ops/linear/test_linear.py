@@ -1,0 +1,66 @@
+"""Products with their neighbours: the PyTorch forms, when weights may be used past their modules,
+and the kernels in Triton's interpreter.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.ops.interpreter import check_in_interpreter, claims_of, needs_triton
+from vort.ops.linear import (
+    gated_linear,
+    gated_norm_linear,
+    is_plain,
+    linear_cross_entropy,
+    products,
+)
+from vort.ops.rms_norm import add_rms_norm, rms_norm
+
+
+@needs_triton
+@pytest.mark.parametrize("claim", claims_of("linear"))
+def test_kernels_in_the_interpreter(claim: str) -> None:
+    check_in_interpreter("linear", claim)
+
+
+def test_on_a_cpu_each_is_what_its_equation_says() -> None:
+    x, w = torch.randn(2, 5, 12), torch.randn(7, 12)
+    same, y = products(x, w)
+    assert same is x
+    assert torch.equal(y, F.linear(x, w))
+    half = torch.randn(7, 6)
+    wanted = F.linear(F.silu(x[..., :6]) * x[..., 6:], half)
+    torch.testing.assert_close(gated_linear(x, half), wanted)
+    heads, norm = torch.randn(2, 5, 3, 4), torch.randn(4)
+    wanted = F.linear(rms_norm(heads + heads, norm).flatten(2) * F.silu(x), w)
+    found = gated_norm_linear(heads, w, other=heads, gate=x, norm=norm)
+    torch.testing.assert_close(found, wanted)
+    total, normed = add_rms_norm(x, x, torch.ones(12))
+    assert torch.equal(total, x + x)
+    assert torch.equal(normed, rms_norm(x + x, torch.ones(12)))
+
+
+def test_the_loss_leaves_out_what_is_ignored() -> None:
+    x, w = torch.randn(6, 4), torch.randn(9, 4)
+    targets = torch.tensor([3, -100, 8, 0, -100, 1])
+    wanted = F.cross_entropy(F.linear(x, w), targets, reduction="sum")
+    torch.testing.assert_close(linear_cross_entropy(x, w, targets), wanted)
+    assert linear_cross_entropy(x, w, torch.full((6,), -100)) == 0
+
+
+def test_modules_are_called_on_a_cpu() -> None:
+    assert not is_plain(torch.randn(2, 5, 4), nn.Linear(4, 4, bias=False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["hook", "bias", "subclass"])
+def test_modules_that_do_more_than_multiply_are_called(kind: str) -> None:
+    linear: nn.Module = nn.Linear(4, 4, bias=kind == "bias").cuda()
+    if kind == "hook":
+        linear.register_forward_hook(lambda *given: None)
+    if kind == "subclass":
+        linear = type("Adapted", (nn.Linear,), {})(4, 4, bias=False).cuda()
+    x = torch.randn(2, 5, 4, device="cuda")
+    assert is_plain(x, nn.Linear(4, 4, bias=False).cuda(), None)
+    assert not is_plain(x, linear)

@@ -1,0 +1,46 @@
+"""Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
+
+import torch
+
+from tests.ops.interpreter import check_claim
+from tests.ops.short_convolution.cases import CASES, LONG, STEPS, relative_errors, step_errors
+
+BOUND = 2e-6
+
+
+def every_output_and_gradient_equals_exact() -> None:
+    for seed, case in enumerate(CASES):
+        errors = relative_errors(case, torch.float32, "cpu", seed)
+        assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def long_walks_equal_exact() -> None:
+    from vort.ops.short_convolution import triton
+
+    triton.STEPS, triton.STEPS_BACK, triton.GROUP = 16, 8, 1
+    for seed, case in enumerate(LONG):
+        errors = relative_errors(case, torch.float32, "cpu", seed)
+        assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def obeys_torch_library() -> None:
+    from tests.ops.short_convolution.cases import HeadsCase, make_inputs
+    from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table
+
+    given = make_inputs(HeadsCase(length=5), torch.float32, "cpu", 0)
+    tensors = [given[n].requires_grad_() for n in ("x", "weight", "q_norm", "k_norm")]
+    cos, sin = turn_table(5, 8, 10000.0, torch.device("cpu"))
+    x, weight, q_norm, k_norm = tensors
+    inputs = Inputs(x, weight, None, None, q_norm, k_norm, cos, sin, 2, 2, 1e-6)
+    heads_fused(inputs)
+    torch.library.opcheck(torch.ops.vort.heads.default, tuple(inputs))
+
+
+def steps_in_place_equal_the_whole() -> None:
+    for seed, case in enumerate(STEPS):
+        errors = step_errors(case, torch.float32, "cpu", seed)
+        assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+if __name__ == "__main__":
+    check_claim()

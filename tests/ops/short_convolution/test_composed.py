@@ -1,0 +1,62 @@
+"""The PyTorch form against the definition, states and packed sequences, and what is refused."""
+
+import pytest
+import torch
+
+from tests.ops.short_convolution.cases import CASES, HeadsCase, exact, make_inputs
+from vort.ops.short_convolution import short_convolution, to_heads
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_heads_equal_the_definition(case: HeadsCase) -> None:
+    given = make_inputs(case, torch.float64, "cpu", 0)
+    bounds = None if case.bounds is None else torch.tensor([*case.bounds, case.length])
+    heads = to_heads(
+        [given["x"]], case.heads, case.kv_heads, given["weight"], given["state"],
+        q_norm=given["q_norm"], k_norm=given["k_norm"],
+        rope_base=10000.0 if case.rope else None, seen=given["seen"], cu_seqlens=bounds,
+    )  # fmt: skip
+    for got, wanted in zip(heads[:5], exact(case, given), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_without_a_convolution_heads_are_the_projections() -> None:
+    x = torch.randn(2, 5, 24)
+    q, k, v, turned_q, turned_k, state = to_heads([x], 2, 1)
+    assert torch.equal(torch.cat([q, k, v], 2).flatten(2), x)
+    assert turned_q is q
+    assert turned_k is k
+    assert state is None
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 7])
+def test_a_state_continues_a_sequence(cut: int) -> None:
+    x, weight = torch.randn(2, 9, 6), torch.randn(6, 4)
+    whole, last = short_convolution(x, weight, output_state=True)
+    first, state = short_convolution(x[:, :cut], weight, output_state=True)
+    rest, after = short_convolution(x[:, cut:], weight, state, output_state=True)
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole)
+    assert last is not None
+    assert after is not None
+    assert torch.equal(after, last)
+
+
+def test_rows_keep_their_own_last_inputs() -> None:
+    x, weight = torch.randn(2, 6, 4), torch.randn(4, 3)
+    x[1, 2:] = 0
+    _, state = short_convolution(x, weight, lengths=torch.tensor([6, 2]), output_state=True)
+    assert state is not None
+    assert torch.equal(state[0], x[0, 4:])
+    assert torch.equal(state[1], x[1, :2])
+
+
+def test_bad_arguments_are_named() -> None:
+    x, weight = torch.randn(2, 5, 4), torch.randn(4, 3)
+    with pytest.raises(ValueError, match=r"weight \[C, W\], got \[2, 5, 4\] and \[5, 3\]"):
+        short_convolution(x, torch.randn(5, 3))
+    with pytest.raises(ValueError, match="at least 2 taps, got 1"):
+        short_convolution(x, weight[:, :1])
+    with pytest.raises(ValueError, match=r"state must be \[2, 2, 4\], got \[2, 3, 4\]"):
+        short_convolution(x, weight, torch.zeros(2, 3, 4))
+    with pytest.raises(ValueError, match="cu_seqlens needs B = 1"):
+        short_convolution(x, weight, cu_seqlens=torch.tensor([0, 2, 5]))
