@@ -154,9 +154,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--small", action="store_true", help="one small case, for memory checkers")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="one dtype only")
-    parser.add_argument(
-        "--match", default="", help="only cases whose name matches this"
-    )
+    parser.add_argument("--match", default="", help="only cases whose name matches this")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
