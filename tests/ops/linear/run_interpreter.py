@@ -1,6 +1,10 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
+from torch import Tensor
 
 from tests.ops.interpreter import check_claim
 from tests.ops.linear.cases import CHECKS
@@ -20,6 +24,68 @@ def obeys_torch_library() -> None:
     both, weight = torch.randn(5, 12, requires_grad=True), torch.randn(4, 6, requires_grad=True)
     inputs = triton.GatedInputs(both, weight)
     torch.library.opcheck(torch.ops.vort.gated_linear.default, tuple(inputs))
+
+
+def a_layer_of_kernels_equals_one_without() -> None:
+    """Output, gradients, states and steps in place of a whole layer, through every fused part."""
+    outputs, gradients, steps = zip(*(_layer(fused) for fused in (True, False)), strict=True)
+    for got, wanted in ((outputs[0], outputs[1]), (steps[0], steps[1])):
+        assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, got in gradients[0].items():
+        wanted = gradients[1][name]
+        assert (got - wanted).norm() <= 2e-5 * wanted.norm() + 1e-7, name
+
+
+def _layer(fused: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """One layer's output, gradients, and its outputs token by token after a prompt."""
+    from vort.layers import LayerStates, VortAttention
+
+    with _kernels(fused):
+        torch.manual_seed(0)
+        layer = VortAttention(
+            hidden_size=32, num_attention_heads=2, sliding_window=5, horizon=100, num_scales=3,
+            output_gate=True,
+        )  # fmt: skip
+        x = torch.randn(2, 13, 32, requires_grad=True)
+        y, _ = layer(x)
+        (y * torch.linspace(-1, 1, 32)).sum().backward()
+        gradients = {n: p.grad for n, p in layer.named_parameters()} | {"x": x.grad}
+        states, parts = LayerStates(static=True), []
+        with torch.no_grad():
+            layer(x[:, :9], past_key_values=states, use_cache=True)
+            states.in_place = True
+            places = {n: t.data_ptr() for n, t in states.states[0].items()}
+            for t in range(9, 13):
+                part, _ = layer(x[:, t : t + 1], past_key_values=states, use_cache=True)
+                parts.append(part)
+        assert places == {n: t.data_ptr() for n, t in states.states[0].items()}
+        return y.detach(), gradients, torch.cat(parts, 1)
+
+
+@contextmanager
+def _kernels(wanted: bool) -> Iterator[None]:
+    """As on a GPU: everything that kernels can take, they take."""
+    import sys
+
+    import vort.layers  # noqa: F401
+
+    def take(*tensors: Tensor) -> bool:
+        return wanted and all(x.dtype == torch.float32 for x in tensors)
+
+    modules = [m for n, m in sys.modules.items() if n.startswith("vort.")]
+    changed = [m for m in modules if hasattr(m, "kernels_take")]
+    kept = [m.kernels_take for m in changed]
+    interface = sys.modules["vort.ops.retention.interface"]
+    choose = interface._choose
+    for module in changed:
+        module.kernels_take = take
+    if wanted:
+        interface._choose = lambda *given: ("triton", "asked for")
+    yield
+    for module, function in zip(changed, kept, strict=True):
+        module.kernels_take = function
+    interface._choose = choose
 
 
 if __name__ == "__main__":

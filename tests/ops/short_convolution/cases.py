@@ -178,6 +178,7 @@ CASES = [
     HeadsCase(batch=1, length=9, kv_heads=1, dim=6, size=2, state=True, norm=False, sliced=True),
     HeadsCase(batch=3, length=1, state=True, seen=True),
     HeadsCase(length=4, state=True, seen=True),
+    HeadsCase(batch=3, length=1, state=True, seen=True, sliced=True),
 ]
 # For kernels made to walk a few steps at a time.
 LONG = [HeadsCase(batch=1, length=35), HeadsCase(batch=1, length=21, heads=1, kv_heads=1, size=3)]
