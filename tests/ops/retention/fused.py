@@ -4,6 +4,7 @@ The truth is backend "exact" in float64 on the very inputs the kernels get (roun
 first where they are bfloat16). Errors are `|x - truth| / |truth|`, NaN never passes.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -207,6 +208,22 @@ def step_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[
         name: ((x.double() - truth).norm() / truth.norm()).item()
         for name, (x, truth) in pairs.items()
     }
+
+
+def slow_decay_error(device: str) -> float:
+    """Relative error of what a scale that forgets a millionth a token has lost after 50 steps."""
+    from vort.ops.retention.triton import retention_step_triton
+
+    generator = torch.Generator().manual_seed(0)
+    G = torch.rand(1, 2, 1, 16, 64, generator=generator).to(device) + 0.5
+    state = RetentionState(G.clone(), None)
+    q, k, v = (torch.zeros(1, 2, n, device=device) for n in (16, 16, 64))
+    write, log_decay = torch.zeros(1, 2, 1, device=device), torch.full((1,), -1e-6, device=device)
+    for _ in range(50):
+        retention_step_triton(state, q, k, v, write, log_decay, normalizer="none")
+    lost = 1 - (state.G.double() / G.double()).mean().item()
+    truth = -math.expm1(-50e-6)
+    return abs(lost / truth - 1)
 
 
 STEP_CASES = [

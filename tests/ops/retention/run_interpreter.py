@@ -14,6 +14,7 @@ from tests.ops.retention.fused import (
     STEP_CASES,
     compiled_difference,
     relative_errors,
+    slow_decay_error,
     step_errors,
 )
 
@@ -29,6 +30,8 @@ def main(part: int, parts: int) -> None:
     if part == parts - 1:
         for case in STEP_CASES:
             found[f"step {case.name}"] = step_errors(case, torch.float32, "cpu", 0)
+        # rounding states to float32 leaves a few thousandths: half a percent is the bound
+        found["slow decay"] = {"lost": slow_decay_error("cpu") / 5e-3 * BOUND}
         found["torch.compile"] = {"gradient": compiled_difference("cpu")}
     failed = {
         f"{case}: {name}": error

@@ -20,6 +20,14 @@ from .tiles import load_rates
 __all__ = ["retention_decode", "retention_step_triton"]
 
 
+@triton.jit
+def forgotten(rate):
+    """1 - 2^rate, exact for slow rates too: a float32 near 1 would leave them few digits."""
+    x = rate * 0.6931471805599453
+    series = x * (1.0 + x * (0.5 + x * (0.16666667 + x * 0.041666668)))
+    return -tl.where(x > -0.05, series, tl.exp2(rate) - 1.0)
+
+
 @triton.jit(do_not_specialize=["rate_h"])
 def step_kernel(
     G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
@@ -49,13 +57,14 @@ def step_kernel(
             b0 += kt
         den = tl.sum(qt * b0, axis=0)
     for s in range(S):
-        fade = tl.exp2(load_rates(log_decay, h, rate_h, s, S))
+        loss = forgotten(load_rates(log_decay, h, rate_h, s, S))
         w = tl.load(write + base * S + s).to(tl.float32)
         r = 1.0
         if HAS_READ:
             r = tl.load(read + base * S + s).to(tl.float32)
         at = G + (base * S + s) * (K * V) + offs
-        old = tl.load(at, mask=mask, other=0.0) * fade
+        old = tl.load(at, mask=mask, other=0.0)
+        old -= old * loss
         new = old + (w * kt)[:, None] * vt[None, :]
         tl.store(at, new, mask=mask)
         if SELF:
@@ -63,7 +72,8 @@ def step_kernel(
         else:
             acc += r * old
         if NORM == 1:
-            bs = tl.load(b + (base * S + s) * K + ks, mask=ks < K, other=0.0) * fade
+            bs = tl.load(b + (base * S + s) * K + ks, mask=ks < K, other=0.0)
+            bs -= bs * loss
             if SELF:
                 bs += w * kt
             den += r * tl.sum(qt * bs, axis=0)
@@ -89,9 +99,9 @@ def step_sums_kernel(
     at = b + base * (SB * K) + s[:, None] * K + ks[None, :]
     old = tl.load(at, mask=mask, other=0.0)
     if NORM == 1:
-        fade = tl.exp2(load_rates(log_decay, row % H, rate_h, s, S))
+        loss = forgotten(load_rates(log_decay, row % H, rate_h, s, S))
         w = tl.load(write + base * S + s, mask=s < S, other=0.0).to(tl.float32)
-        new = old * fade[:, None] + w[:, None] * kt[None, :]
+        new = old - old * loss[:, None] + w[:, None] * kt[None, :]
     else:
         new = old + kt[None, :]
     tl.store(at, new, mask=mask)
