@@ -22,11 +22,12 @@ def test_heads_equal_the_definition(case: HeadsCase) -> None:
 
 def test_without_a_convolution_heads_are_the_projections() -> None:
     x = torch.randn(2, 5, 24)
-    q, k, v, turned_q, turned_k, state = to_heads([x], 2, 1)
+    q, k, v, turned_q, turned_k, state, again = to_heads([x], 2, 1)
     assert torch.equal(torch.cat([q, k, v], 2).flatten(2), x)
     assert turned_q is q
     assert turned_k is k
     assert state is None
+    assert again is None
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 7])
