@@ -114,6 +114,22 @@ def new_weights_are_noticed(dtype: torch.dtype) -> float:
     return difference(after, without_graphs(run))
 
 
+@torch.no_grad()
+def a_new_horizon_is_noticed(dtype: torch.dtype) -> float:
+    """Difference from a fresh computation after the kernels were calibrated anew."""
+    model = model_of(dtype)
+    ids = torch.randint(256, (1, 12), device="cuda")
+
+    def run() -> Tensor:
+        cache = model.new_cache()
+        model(ids[:, :8], past_key_values=cache, use_cache=True)
+        return model(ids[:, 8:9], past_key_values=cache, use_cache=True).logits  # type: ignore[no-any-return]
+
+    run()
+    model.set_horizon(100_000)
+    return difference(run(), without_graphs(run))
+
+
 def gradients_equal_those_of_modules(dtype: torch.dtype) -> float:
     """Worst relative difference of the loss's gradients from a model whose modules are called."""
     model = model_of(dtype, num_hidden_layers=2).train()
@@ -157,6 +173,7 @@ def all_differences() -> dict[str, tuple[float, float]]:
             found[f"steps{kind}, {name}"] = (error, bound)
         found[f"two caches, {name}"] = (two_caches_take_turns(dtype), bound)
         found[f"new weights, {name}"] = (new_weights_are_noticed(dtype), bound)
+        found[f"new horizon, {name}"] = (a_new_horizon_is_noticed(dtype), bound)
         found[f"gradients, {name}"] = (gradients_equal_those_of_modules(dtype), 3 * bound)
     found["generation, float32"] = (generation_is_the_same(torch.float32), 0.0)
     return found

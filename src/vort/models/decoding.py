@@ -22,27 +22,28 @@ class DecodeGraph:
     """A recorded step: tokens in, logits out, states moved on in place."""
 
     def __init__(self, model: Any, cache: VortCache, tokens: Tensor) -> None:
-        self.weights = _fingerprint(model)
-        self.tokens = tokens.clone()
-        self.states = {
-            index: {
-                name: x.detach().clone(memory_format=torch.contiguous_format)
-                for name, x in s.items()
-            }
-            for index, s in cache.states.items()
-        }
+        self.made_for = _fingerprint(model)
+        self.place = model.lm_head.weight.data_ptr()
         self.resident: Any = None
-        inner = VortCache(cache.num_layers, static=True)
+        # Buffers of inference mode could not be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            self.tokens = tokens.clone()
+            self.states = _cloned(cache.states)
+            self._record(model, cache.num_layers)
+
+    def _record(self, model: Any, num_layers: int) -> None:
+        inner = VortCache(num_layers, static=True)
         inner.in_place = True
         inner.states = {**self.states}
         before = _cloned(self.states)
+        device = self.tokens.device
         # Once outside of the recording: kernels are compiled, workspaces are taken.
-        side = torch.cuda.Stream(tokens.device)
-        side.wait_stream(torch.cuda.current_stream(tokens.device))
+        side = torch.cuda.Stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._forward(model, inner)
-        torch.cuda.current_stream(tokens.device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.logits = self._forward(model, inner)
@@ -69,9 +70,7 @@ class DecodeGraph:
         if lodger is cache and cache.states.get(0) is self.states[0]:
             return
         if lodger is not None and lodger.states.get(0) is self.states[0]:
-            lodger.states = {
-                i: {n: x.clone() for n, x in s.items()} for i, s in lodger.states.items()
-            }
+            lodger.states = _cloned(lodger.states)
             lodger.static = lodger.was_static
         for index, state in self.states.items():
             for name, x in state.items():
@@ -100,12 +99,13 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     shapes = tuple(x.shape for x in cache.states[0].values())
     key = (tokens.shape[0], tokens.device, shapes)
     graph = known.get(key)
-    if graph is not None and cache.states.get(0) is graph.states[0]:
+    at_home = graph is not None and cache.states.get(0) is graph.states[0]
+    if graph is not None and at_home and graph.place == model.lm_head.weight.data_ptr():
         return graph
     # Asked when a cache moves in, not for every token.
     if _hooked(model):
         return None
-    if graph is None or graph.weights != _fingerprint(model):
+    if graph is None or graph.made_for != _fingerprint(model):
         graph = known[key] = DecodeGraph(model, cache, tokens)
     return graph
 
@@ -126,8 +126,9 @@ def _hooked(model: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def _fingerprint(model: nn.Module) -> int:
-    """Of the weights' places and versions: a recording knows no others."""
-    return hash(
-        tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters())
-    )
+def _fingerprint(model: Any) -> int:
+    """Of weights, by place and version, and of horizons: a recording knows no others."""
+    weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
+    memories = [block.self_attn.memory for block in model.model.layers]
+    horizons = [getattr(getattr(m, "router", m), "horizon", None) for m in memories]
+    return hash((*weights, *horizons))
