@@ -48,7 +48,7 @@ PARTS = [
     ("retention", r"key_kernel|query_kernel|output_kernel|state_|states_|segment|walk|carry|weigh"),
     ("local attention", r"attend|local|rope"),
     ("matrix products", r"gemm|nvjet|cutlass|xmma|cublas|splitK|gemv"),
-    ("convolution", r"conv"),
+    ("heads: convolution, norm, RoPE", r"heads|conv|angle"),
     ("feature maps", r"hedgehog|favor"),
     ("routing", r"routing|order"),
     ("norms", r"norm"),
