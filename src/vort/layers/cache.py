@@ -33,6 +33,9 @@ class LayerStates:
         self.in_place = False
         self.states: dict[int, State] = {}
         self.positions: dict[int, int] = {}
+        # Positions that compiled calls have added: a number in Python would be part of the graph,
+        # and make another one for every token.
+        self.compiled: dict[int, Tensor] = {}
 
     def load_state(self, layer_idx: int) -> State | None:
         """The state of a layer, or None before its first call."""
@@ -40,16 +43,27 @@ class LayerStates:
 
     def store_state(self, layer_idx: int, state: State, positions: int) -> None:
         """Keep the state of a layer after `positions` more columns, padding included."""
-        self.positions[layer_idx] = self.positions.get(layer_idx, 0) + positions
         held = self.states.get(layer_idx)
+        if self.static and torch.compiler.is_compiling() and layer_idx in self.compiled:
+            self.compiled[layer_idx].add_(positions)
+        else:
+            self.positions[layer_idx] = self.positions.get(layer_idx, 0) + positions
         if not self.static:
             self.states[layer_idx] = state
         elif held is None or not _same_shapes(held, state):
             self.states[layer_idx] = {name: x.clone() for name, x in state.items()}
+            first = next(iter(state.values()), None)
+            if first is not None and layer_idx not in self.compiled:
+                self.compiled[layer_idx] = torch.zeros((), dtype=torch.int64, device=first.device)
         else:
             for name, x in state.items():
                 if held[name] is not x:
                     held[name].copy_(x)
+
+    def seen(self, layer_idx: int = 0) -> int:
+        """Columns that a layer has seen, padding included."""
+        counted = self.compiled.get(layer_idx)
+        return self.positions.get(layer_idx, 0) + (0 if counted is None else int(counted))
 
     def change(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Replace every tensor by a function of it."""
@@ -63,6 +77,7 @@ class LayerStates:
         """The same states, to go on with apart; tensors are shared unless static."""
         other = copy(self)
         other.states, other.positions = dict(self.states), dict(self.positions)
+        other.compiled = {index: x.clone() for index, x in self.compiled.items()}
         return other.change(torch.clone) if self.static else other
 
     def select(self, rows: Tensor) -> Self:

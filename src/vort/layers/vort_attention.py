@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.layers.cache import LayerStates
+from vort.layers.packing import Packing, check_call
 from vort.layers.parts import RMSNorm, ShortConvolution
 from vort.memories import (
     MEMORIES,
@@ -19,13 +20,14 @@ from vort.memories import (
 from vort.memories.settings import settings_of
 from vort.ops.linear import gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
-from vort.ops.padding import Padding, pad_packed
+from vort.ops.padding import Padding, pad_packed, present
 from vort.ops.short_convolution import Heads, computed_again, to_heads
 
 __all__ = ["VortAttention"]
 
 # Fewer rows than this are a step of decoding.
 FEW = 64
+_ARGUMENTS = ("attention_mask", "past_key_values", "use_cache", "cu_seqlens", "entity_mask")
 
 
 class _Piece(NamedTuple):
@@ -168,14 +170,37 @@ class VortAttention(nn.Module):
             entity_mask: `[B, T]`, 1 at tokens of a named entity.
             output_orders: return a third element, the orders `[B, T, H]` (None if the memory has
                 none).
-            **kwargs: ignored, for the sake of callers that know other attention layers.
+            **kwargs: what callers of attention layers send besides (`vort.layers.packing`).
+                `position_ids` that begin anew within a row, `seq_idx` and `cu_seq_lens_q` are
+                packed sequences, as with cu_seqlens; others change nothing. What no caller sends
+                is refused.
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
+        if not isinstance(past_key_values, LayerStates | None):
+            kind = type(past_key_values).__name__
+            raise TypeError(f"past_key_values must be LayerStates (or a VortCache), got {kind}")
+        before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
+        if cu_seqlens is not None or kwargs:
+            check_call("VortAttention", kwargs, _ARGUMENTS)
+            batch, length = hidden_states.shape[:2]
+            mask = None if attention_mask is None else present(attention_mask, batch, length)
+            if cu_seqlens is not None and mask is not None:
+                raise ValueError("give attention_mask or cu_seqlens, not both")
+            packing = Packing.of(
+                batch,
+                length,
+                mask,
+                cu_seqlens=cu_seqlens,
+                continues=before is not None,
+                values=past_key_values is not None,
+                **kwargs,
+            )
+            if packing is not None and cu_seqlens is not packing.bounds:
+                options = (past_key_values, use_cache, entity_mask, output_orders)
+                return self._packed(packing, hidden_states, mask, *options)
         length = hidden_states.shape[1]
         mask, rows = attention_mask, hidden_states
-        if cu_seqlens is not None and attention_mask is not None:
-            raise ValueError("give attention_mask or cu_seqlens, not both")
         stateful = cu_seqlens is not None and past_key_values is not None
         if cu_seqlens is not None and stateful:
             rows, mask = pad_packed(hidden_states, cu_seqlens)
@@ -189,7 +214,6 @@ class VortAttention(nn.Module):
         in_place = single and use_cache and getattr(past_key_values, "in_place", False)
         packed = None if stateful else cu_seqlens
         piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place)
-        before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         output, after, order = self._mix(piece, before)
         if use_cache and past_key_values is not None:
             past_key_values.store_state(self.layer_idx, after, length)
@@ -202,6 +226,31 @@ class VortAttention(nn.Module):
         if not output_orders:
             return output, None
         return output, None, None if order is None else back(order)
+
+    def _packed(
+        self,
+        packing: Packing,
+        hidden_states: Tensor,
+        mask: Tensor | None,
+        past_key_values: LayerStates | None,
+        use_cache: bool,
+        entity_mask: Tensor | None,
+        output_orders: bool,
+    ) -> Any:
+        """`forward` of rows that hold several sequences each."""
+        batch = len(hidden_states)
+        output, _, *orders = self(
+            packing.lay(hidden_states),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            cu_seqlens=packing.bounds,
+            entity_mask=None if entity_mask is None else packing.lay(entity_mask),
+            output_orders=output_orders,
+        )
+        output = packing.back(output, batch)
+        if mask is not None:
+            output = output.masked_fill(~mask.bool()[..., None], 0)
+        return output, None, *(None if x is None else packing.back(x, batch) for x in orders)
 
     def _mix(self, piece: _Piece, before: State | None) -> tuple[Tensor, State, Tensor | None]:
         """Output, state and orders of one piece of every sequence."""

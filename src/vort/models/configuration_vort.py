@@ -63,7 +63,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
     """
 
     model_type = "vort"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  # Trainer adds lists to it
 
     vocab_size: int = 259
     intermediate_size: int | None = None

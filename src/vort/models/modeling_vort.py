@@ -14,14 +14,24 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from vort.layers import RMSNorm, VortAttention
+from vort.layers import LayerStates, RMSNorm, VortAttention
+from vort.layers.packing import Packing, check_call
+from vort.memories import Memory
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
 from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
+from vort.ops.padding import present
 from vort.ops.rms_norm import add_rms_norm
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
+
+# What a misspelt keyword may have been meant as.
+_ARGUMENTS = (
+    "input_ids", "attention_mask", "past_key_values", "inputs_embeds", "use_cache", "entity_mask",
+    "output_hidden_states", "output_orders", "return_dict",
+)  # fmt: skip
+_ARGUMENTS_OF_HEAD = ("labels", "logits_to_keep", "shift_labels", "num_items_in_batch")
 
 
 @dataclass
@@ -147,9 +157,18 @@ class VortModel(VortPreTrainedModel):
             block.self_attn.set_horizon(horizon)
         self.config.horizon = horizon
 
+    @property
+    def memory(self) -> Memory:
+        """What layers keep of the past, the first layer's: they are all of one kind."""
+        block = self.layers[0]
+        assert isinstance(block, VortBlock)
+        return block.self_attn.memory
+
     def new_cache(self, *, static: bool = False) -> VortCache:
         """An empty cache for `past_key_values`."""
-        return VortCache(self.config.num_hidden_layers, static=static)
+        memory = self.memory
+        grows = memory.state_size(1) != memory.state_size(0)
+        return VortCache(self.config.num_hidden_layers, static=static, grows=grows)
 
     def forward(
         self,
@@ -163,6 +182,8 @@ class VortModel(VortPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_orders: bool = False,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Hidden states `[B, T, hidden_size]` of tokens `[B, T]`.
@@ -173,19 +194,32 @@ class VortModel(VortPreTrainedModel):
             past_key_values: the memory so far (`new_cache()`); updated in place if use_cache.
             inputs_embeds: `[B, T, hidden_size]` instead of tokens.
             use_cache: keep the memory after the last token. Default: config.use_cache, but not
-                in training.
+                in training, nor where the memory has no state or rows are packed by position_ids.
             cu_seqlens: `[N + 1]` bounds of sequences packed into one row.
             entity_mask: `[B, T]`, 1 at tokens of a named entity.
             output_hidden_states: also return the input of every block and the last output.
             output_orders: also return the orders of every layer.
             return_dict: False for a tuple.
-            **kwargs: ignored, e.g. position_ids: positions follow from what has been seen.
+            position_ids: `[B, T]`. Positions follow from what has been seen, so what counts up
+                changes nothing; what begins anew within a row is packed sequences, each with a
+                memory, a window and a convolution of its own (`DataCollatorWithFlattening`).
+            seq_idx: `[B, T]`, the number of each token's sequence, for packed ones too.
+            **kwargs: other names of the same, cu_seq_lens_q and cu_seq_lens_k, max_length_q and
+                max_length_k; what callers of other models send and needs no answer; no others.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        check_call(type(self).__name__, kwargs, _ARGUMENTS)
+        if not isinstance(past_key_values, LayerStates | None):
+            raise TypeError(_wrong_cache(past_key_values))
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        mask = _mask_of(attention_mask, hidden)
+        packing = self._packing(
+            hidden, mask, past_key_values, cu_seqlens, position_ids, seq_idx, kwargs
+        )
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and self.memory.keeps_state
+            use_cache = use_cache and (packing is None or cu_seqlens is not None)
         if self.gradient_checkpointing and self.training:
             use_cache = False
         if use_cache and past_key_values is None:
@@ -194,7 +228,11 @@ class VortModel(VortPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         states: list[Tensor] = []
         orders: list[Tensor | None] = []
-        mask = _mask_of(attention_mask, hidden)
+        batch = len(hidden)
+        if packing is not None:
+            # Padding stands apart from the sequences and needs no mask.
+            mask, cu_seqlens, hidden = None, packing.bounds, packing.lay(hidden)
+            entity_mask = None if entity_mask is None else packing.lay(entity_mask)
         for block in self.layers:
             states.append(hidden)
             hidden, order = block(
@@ -208,6 +246,10 @@ class VortModel(VortPreTrainedModel):
             )
             orders.append(order)
         hidden = self.norm(hidden)
+        if packing is not None:
+            hidden = packing.back(hidden, batch)
+            states = [packing.back(x, batch) for x in states]
+            orders = [None if x is None else packing.back(x, batch) for x in orders]
         result = VortModelOutput(
             last_hidden_state=hidden,
             past_key_values=past_key_values if use_cache else None,
@@ -215,6 +257,33 @@ class VortModel(VortPreTrainedModel):
             orders=tuple(orders) if output_orders else None,
         )
         return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+    def _packing(
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        cache: LayerStates | None,
+        cu_seqlens: Tensor | None,
+        position_ids: Tensor | None,
+        seq_idx: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> Packing | None:
+        """Where sequences of packed rows begin, asked once for all layers; None without any."""
+        named = (cu_seqlens, position_ids, seq_idx)
+        if not kwargs and all(x is None for x in named):
+            return None
+        given = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
+        if given is not None and mask is not None:
+            raise ValueError("give attention_mask or cu_seqlens, not both")
+        return Packing.of(
+            *hidden.shape[:2],
+            mask,
+            cu_seqlens=cu_seqlens,
+            continues=cache is not None and cache.load_state(0) is not None,
+            position_ids=position_ids,
+            seq_idx=seq_idx,
+            **kwargs,
+        )
 
 
 class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
@@ -241,7 +310,7 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
 
     def new_cache(self, *, static: bool = False) -> VortCache:
         """An empty cache for `past_key_values`."""
-        return VortCache(self.config.num_hidden_layers, static=static)
+        return self.model.new_cache(static=static)
 
     def forward(
         self,
@@ -257,6 +326,10 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_orders: bool = False,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
         """Logits `[B, T, vocab_size]`, and the loss if there are labels.
@@ -266,12 +339,17 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
                 out. Packed sequences should have -100 at each start. In training on a GPU the loss
                 is made without ever holding all logits: `logits` is then None, unless
                 `logits_to_keep` asks for some.
-            logits_to_keep: the last so many positions, or an index of positions; 0: all.
+            logits_to_keep: the last so many positions, or an index of positions; 0: all. The loss
+                is that of the same positions.
+            shift_labels: `[B, T]` instead of labels: what position t is scored on, itself.
+            num_items_in_batch: what the sum of losses is divided by; tokens scored by default.
 
         On a GPU a step of decoding (one token a row, a cache, no gradients) is recorded as a CUDA
         graph and replayed, with the same result.
         """
-        alone = labels is None and inputs_embeds is None and cu_seqlens is None
+        check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
+        targets = _targets(labels, shift_labels)
+        alone = targets is None and inputs_embeds is None and cu_seqlens is None
         quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
         if alone and quiet and entity_mask is None and use_cache is not False:
             replayed = self._replay(input_ids, attention_mask, past_key_values)
@@ -289,12 +367,19 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             output_orders=output_orders,
             return_dict=True,
+            position_ids=position_ids,
+            seq_idx=seq_idx,
+            **kwargs,
         )
         hidden = found.last_hidden_state
+        if targets is not None and targets.shape != hidden.shape[:2]:
+            raise ValueError(
+                f"labels must be {list(hidden.shape[:2])}, one for each position, "
+                f"got {list(targets.shape)}"
+            )
         whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if labels is not None and self.training and whole and is_plain(hidden, self.lm_head):
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-            count = kwargs.get("num_items_in_batch")
+        if targets is not None and self.training and whole and is_plain(hidden, self.lm_head):
+            count = num_items_in_batch
             count = (targets != -100).sum() if count is None else count
             total: Any = linear_cross_entropy(hidden, self.lm_head.weight, targets)
             fused = VortCausalLMOutput(
@@ -307,10 +392,13 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept])
         loss = None
-        if labels is not None:
-            extra = {key: kwargs[key] for key in ("num_items_in_batch",) if key in kwargs}
+        if targets is not None:
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **extra
+                logits=logits,
+                labels=labels,
+                shift_labels=targets[:, kept].contiguous(),
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
             )
         result = VortCausalLMOutput(
             loss=loss,
@@ -331,7 +419,9 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             or not tokens.is_cuda
         ):
             return None
-        if not isinstance(cache, VortCache) or (mask is not None and not bool(mask[:, -1].all())):
+        if not isinstance(cache, VortCache) or (mask is not None and mask.dim() != 2):
+            return None
+        if mask is not None and not (len(mask) == len(tokens) and bool(mask[:, -1:].all())):
             return None
         graph = graph_for(self, cache, tokens)
         return None if graph is None else graph.step(tokens, cache)
@@ -342,11 +432,16 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """`generate` asks for its cache here; ours, whatever kind it would have made."""
         given = model_kwargs.get("past_key_values")
         if given is not None and not isinstance(given, VortCache):
-            kind = type(given).__name__
-            raise TypeError(f"past_key_values must be a VortCache (model.new_cache()), got {kind}")
+            raise TypeError(_wrong_cache(given))
+        if not self.model.memory.keeps_state:
+            # Every token is then read anew with all before it.
+            generation_config.use_cache = model_kwargs["use_cache"] = False
         if given is None and generation_config.use_cache is not False:
             static = generation_config.cache_implementation == "static"
             model_kwargs["past_key_values"] = self.new_cache(static=static)
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None: positions follow from what has been seen."""
 
     @staticmethod
     def create_masks_for_generate(
@@ -356,15 +451,22 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *args: Any, entity_mask: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        *args: Any,
+        inputs_embeds: Tensor | None = None,
+        entity_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """What `forward` gets at each step: the entity indicator goes with the prompt alone."""
+        """What `forward` gets at each step: embeddings and entities go with the prompt alone."""
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
             *args,
+            inputs_embeds=inputs_embeds,
             **kwargs,
         )
         tokens = inputs.get("input_ids")
+        tokens = inputs.get("inputs_embeds") if tokens is None else tokens
         if entity_mask is not None and tokens is not None:
             length = tokens.shape[1]
             if entity_mask.shape[1] >= length and length > 1:
@@ -420,10 +522,22 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     """The mask of the new positions, None where all are tokens: looked at once, for all layers."""
     if attention_mask is None:
         return None
-    mask = attention_mask[:, attention_mask.shape[1] - hidden.shape[1] :]
+    mask = present(attention_mask, *hidden.shape[:2])
     if torch.compiler.is_compiling() or not bool(mask.all()):
         return mask
     return None
+
+
+def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:
+    """What each position is scored on, `[B, T]`; -100: on nothing."""
+    if labels is None or shift_labels is not None:
+        return shift_labels
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+
+
+def _wrong_cache(given: object) -> str:
+    kind = type(given).__name__
+    return f"past_key_values must be a VortCache (model.new_cache()), got {kind}"
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
