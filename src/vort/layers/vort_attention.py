@@ -266,7 +266,7 @@ class VortAttention(nn.Module):
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        if is_plain(x, self.o_proj):
+        if is_plain(x, self.o_proj) and (self.norm is None or type(self.norm) is RMSNorm):
             norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
             options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
             output = gated_norm_linear(found.output, self.o_proj.weight, **options)  # type: ignore[arg-type]

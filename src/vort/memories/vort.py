@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from vort.fractional import PowerLawBasis
 from vort.fractional.bounds import bank_orders
 from vort.memories.interface import MemoryInputs
-from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
+from vort.memories.retention_memory import (
+    GateProjection,
+    Gates,
+    RetentionMemory,
+    Routing,
+    widen,
+)
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.linear import is_plain
 from vort.ops.retention import paper_banks, shared_basis
@@ -219,7 +225,7 @@ class OrderProjection(nn.Linear):
 
 
 # What a router's projections may be, and have biases, to be fused.
-_PLAIN = (nn.Linear, OrderProjection)
+_PLAIN = (GateProjection, OrderProjection)
 
 
 @lru_cache(maxsize=64)

@@ -20,6 +20,7 @@ from vort.memories import Memory
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
+from vort.models.folder import check_files, check_weights
 from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
 from vort.ops.padding import present
 from vort.ops.rms_norm import add_rms_norm
@@ -80,7 +81,9 @@ class VortBlock(GradientCheckpointingLayer):
         """Hidden states after the block, and orders if asked for."""
         mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         norm = self.post_attention_layernorm
-        if norm._forward_hooks or norm._forward_pre_hooks or norm.eps is None:
+        # Hooked, or replaced by an adapter: to be called.
+        watched = norm._forward_hooks or norm._forward_pre_hooks
+        if watched or type(norm) is not RMSNorm or norm.eps is None:
             hidden_states = hidden_states + mixed[0]
             normed = norm(hidden_states)
         else:
@@ -104,23 +107,37 @@ class VortPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model saved in a folder or on the Hub; OSError in words if its file is damaged."""
+        """The model saved in a folder or on the Hub; OSError in words if its file is damaged.
+
+        Damaged means too: tensors are missing, or hold NaN or infinity.
+        """
+        name = pretrained_model_name_or_path
+        check_files(name)
+        shown = kwargs.pop("output_loading_info", False)
+        kwargs.setdefault("use_safetensors", True)
         try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+            model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         except SafetensorError as error:
             raise OSError(
-                f"the weights in {pretrained_model_name_or_path} (model.safetensors) are damaged "
+                f"the weights in {name} (model.safetensors) are damaged "
                 f"or incomplete: {error}; copy or download them again"
             ) from error
+        check_weights(name, model, info["missing_keys"])
+        return (model, info) if shown else model
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing to do: saved folders name `vort_auto.py`, no copy of this file."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initial values; modules of this package know their own."""
-        own = list(module.parameters(recurse=False))
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if own and all(getattr(x, "_is_hf_initialized", False) for x in own):
             return  # loaded from a checkpoint
         reset = getattr(module, "reset_parameters", None)
-        if type(module).__module__.startswith("vort.") and reset is not None:
+        ours = getattr(type(module), "reset_parameters", None) is not nn.Linear.reset_parameters
+        if ours and type(module).__module__.startswith("vort.") and reset is not None:
             reset()
         else:
             super()._init_weights(module)
