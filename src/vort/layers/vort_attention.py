@@ -238,7 +238,7 @@ class VortAttention(nn.Module):
         output_orders: bool,
     ) -> Any:
         """`forward` of rows that hold several sequences each."""
-        batch = len(hidden_states)
+        batch = hidden_states.shape[0]
         output, _, *orders = self(
             packing.lay(hidden_states),
             past_key_values=past_key_values,

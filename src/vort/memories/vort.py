@@ -174,9 +174,13 @@ class Router(nn.Module):
 
         Half precision would put rates off by up to 0.4 %, and a kernel off by far more.
         """
-        if device not in self._on_device:
-            self._on_device[device] = self._log_decay.to(device)
-        return self._on_device[device]
+        if device in self._on_device:
+            return self._on_device[device]
+        made = self._log_decay.to(device)
+        # An export sees tensors without numbers: nothing for the next call.
+        if type(made) is Tensor:
+            self._on_device[device] = made
+        return made
 
     def _calibrate(self, horizon: int) -> None:
         """Rates and weights for a horizon."""

@@ -1,4 +1,4 @@
-"""A saved model is a folder: what stands in it so that others find us, and what is not read from it.
+"""A saved model is a folder: what stands in it so that others find us, what is refused of it.
 
 transformers knows a model type once its package is imported, and looks for no plug-ins. A folder
 therefore holds a file of code that imports this package: `trust_remote_code=True` has the Auto
@@ -17,7 +17,7 @@ from vort.files import write_atomically
 __all__ = ["AUTO_MAP", "check_files", "check_weights", "teach_peft", "write_code"]
 
 _CODE = "vort_auto.py"
-_TEXT = '''"""Where transformers finds the classes of this model: in the package vort (pip install vort)."""
+_TEXT = '''"""Where transformers finds the classes of this model: in the package vort."""
 
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortModel
 

@@ -245,7 +245,7 @@ class VortModel(VortPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         states: list[Tensor] = []
         orders: list[Tensor | None] = []
-        batch = len(hidden)
+        batch = hidden.shape[0]
         if packing is not None:
             # Padding stands apart from the sequences and needs no mask.
             mask, cu_seqlens, hidden = None, packing.bounds, packing.lay(hidden)
