@@ -7,6 +7,7 @@ classes run it where nobody has imported vort by hand.
 
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +15,14 @@ from torch import nn
 
 from vort.files import write_atomically
 
-__all__ = ["AUTO_MAP", "check_files", "check_weights", "teach_peft", "write_code"]
+__all__ = [
+    "AUTO_MAP",
+    "check_files",
+    "check_weights",
+    "show_in_transformers",
+    "teach_peft",
+    "write_code",
+]
 
 _CODE = "vort_auto.py"
 _TEXT = '''"""Where transformers finds the classes of this model: in the package vort."""
@@ -58,6 +66,18 @@ def check_weights(name: Any, model: nn.Module, missing: Any) -> None:
             continue  # not here, or packed by a quantiser
         if not bool(torch.isfinite(x).all()):
             raise OSError(f"the weights in {name} are not all finite numbers: see {key}")
+
+
+def show_in_transformers(model: type) -> None:
+    """Make a class an attribute of transformers, where `transformers serve` looks for it.
+
+    transformers loads itself anew on occasion, and whoever imported it before keeps the former.
+    """
+    loaded = [sys.modules["transformers"]]
+    loaded += [vars(module).get("transformers") for module in [*sys.modules.values()]]  # type: ignore[misc]
+    for module in loaded:
+        if isinstance(module, ModuleType) and module.__name__ == "transformers":
+            setattr(module, model.__name__, model)
 
 
 def teach_peft() -> None:

@@ -20,7 +20,7 @@ from vort.memories import Memory
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
-from vort.models.folder import check_files, check_weights
+from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
 from vort.ops.padding import present
 from vort.ops.rms_norm import add_rms_norm
@@ -482,6 +482,8 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
+        for name in ("tokenizer", "assistant_tokenizer"):
+            inputs.pop(name, None)  # of stopping at strings: `generate` hands them on to all
         tokens = inputs.get("input_ids")
         tokens = inputs.get("inputs_embeds") if tokens is None else tokens
         if entity_mask is not None and tokens is not None:
@@ -564,3 +566,4 @@ def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
 AutoConfig.register("vort", VortConfig, exist_ok=True)
 AutoModel.register(VortConfig, VortModel, exist_ok=True)
 AutoModelForCausalLM.register(VortConfig, VortForCausalLM, exist_ok=True)
+show_in_transformers(VortForCausalLM)
