@@ -177,8 +177,9 @@ class VortAttention(nn.Module):
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
-        if not isinstance(past_key_values, LayerStates | None):
-            kind = type(past_key_values).__name__
+        given: object = past_key_values
+        if not isinstance(given, LayerStates | None):
+            kind = type(given).__name__
             raise TypeError(f"past_key_values must be LayerStates (or a VortCache), got {kind}")
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         if cu_seqlens is not None or kwargs:

@@ -116,12 +116,13 @@ class VortPreTrainedModel(PreTrainedModel):
         shown = kwargs.pop("output_loading_info", False)
         kwargs.setdefault("use_safetensors", True)
         try:
-            model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+            loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         except SafetensorError as error:
             raise OSError(
                 f"the weights in {name} (model.safetensors) are damaged "
                 f"or incomplete: {error}; copy or download them again"
             ) from error
+        model, info = loaded
         check_weights(name, model, info["missing_keys"])
         return (model, info) if shown else model
 
@@ -268,7 +269,7 @@ class VortModel(VortPreTrainedModel):
             states = [packing.back(x, batch) for x in states]
             orders = [None if x is None else packing.back(x, batch) for x in orders]
         result = VortModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=hidden,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
             hidden_states=(*states, hidden) if output_hidden_states else None,  # type: ignore[arg-type]
             orders=tuple(orders) if output_orders else None,
@@ -292,8 +293,10 @@ class VortModel(VortPreTrainedModel):
         given = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
         if given is not None and mask is not None:
             raise ValueError("give attention_mask or cu_seqlens, not both")
+        batch, length = hidden.shape[:2]
         return Packing.of(
-            *hidden.shape[:2],
+            batch,
+            length,
             mask,
             cu_seqlens=cu_seqlens,
             continues=cache is not None and cache.load_state(0) is not None,
@@ -327,7 +330,8 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
 
     def new_cache(self, *, static: bool = False) -> VortCache:
         """An empty cache for `past_key_values`."""
-        return self.model.new_cache(static=static)
+        cache: VortCache = self.model.new_cache(static=static)
+        return cache
 
     def forward(
         self,
@@ -479,7 +483,7 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
             *args,
-            inputs_embeds=inputs_embeds,
+            inputs_embeds=inputs_embeds,  # type: ignore[arg-type]
             **kwargs,
         )
         for name in ("tokenizer", "assistant_tokenizer"):

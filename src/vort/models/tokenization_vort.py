@@ -64,7 +64,7 @@ class ByteTokenizer(PreTrainedTokenizer):
         """Write the tokenizer to a folder, and beside it where the Auto classes find this one."""
         Path(save_directory).mkdir(parents=True, exist_ok=True)
         write_code(save_directory)
-        return super().save_pretrained(save_directory, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoTokenizer") -> None:

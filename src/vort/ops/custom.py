@@ -111,7 +111,8 @@ def custom_op(
             )
         # One view for each input: the same tensor may be several of them.
         apart = [x if x is None else x.view_as(x) for x in given[:tensors]]
-        found = plain(inputs(*apart, *given[tensors:]))
+        arguments: Any = (*apart, *given[tensors:])
+        found = plain(inputs(*arguments))
         reached = [
             (y, dy)
             for y, dy in zip(found, grads, strict=True)

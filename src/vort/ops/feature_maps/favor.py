@@ -162,7 +162,7 @@ class FavorFeatures(FeatureMap):
     def _apply(self, fn: Any, recurse: bool = True) -> "FavorFeatures":
         """As for every module; a projection that leaves the meta device is drawn."""
         was_meta = self.projection.is_meta
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if was_meta and not self.projection.is_meta:
             self.redraw()
         return self
