@@ -38,7 +38,7 @@ _BOOKKEEPING = {
 }
 _ADDED = "added_by_others"
 # Beyond this no machine has room: a slip or a hostile file, refused before anything is built.
-_MOST_PARAMETERS = 10**13
+_MOST_PARAMETERS = 5 * 10**11
 _MOST_LAYERS = 10**4
 
 

@@ -349,7 +349,6 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
         seq_idx: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -362,14 +361,15 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
                 `logits_to_keep` asks for some.
             logits_to_keep: the last so many positions, or an index of positions; 0: all. The loss
                 is that of the same positions.
-            shift_labels: `[B, T]` instead of labels: what position t is scored on, itself.
             num_items_in_batch: what the sum of losses is divided by; tokens scored by default.
+            shift_labels: `[B, T]` instead of labels: what position t is scored on, itself.
 
         On a GPU a step of decoding (one token a row, a cache, no gradients) is recorded as a CUDA
         graph and replayed, with the same result.
         """
+        # Not in the signature: Trainer would take it for a label that every batch must have.
+        targets = _targets(labels, kwargs.pop("shift_labels", None))
         check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
-        targets = _targets(labels, shift_labels)
         alone = targets is None and inputs_embeds is None and cu_seqlens is None
         quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
         if alone and quiet and entity_mask is None and use_cache is not False:
