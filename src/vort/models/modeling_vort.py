@@ -109,7 +109,8 @@ class VortPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """The model saved in a folder or on the Hub; OSError in words if its file is damaged.
 
-        Damaged means too: tensors are missing, or hold NaN or infinity.
+        Damaged means too: tensors are missing, or hold NaN or infinity. With output_loading_info
+        what is missing is for the caller to judge.
         """
         name = pretrained_model_name_or_path
         check_files(name)
@@ -123,7 +124,7 @@ class VortPreTrainedModel(PreTrainedModel):
                 f"or incomplete: {error}; copy or download them again"
             ) from error
         model, info = loaded
-        check_weights(name, model, info["missing_keys"])
+        check_weights(name, model, () if shown else info["missing_keys"])
         return (model, info) if shown else model
 
     @classmethod
