@@ -17,15 +17,12 @@ from vort.memories import (
     State,
 )
 from vort.memories.settings import settings_of
-from vort.ops.linear import gated_norm_linear, is_plain, products
+from vort.ops.linear import few_rows, gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed
 from vort.ops.short_convolution import Heads, computed_again, to_heads
 
 __all__ = ["VortAttention"]
-
-# Fewer rows than this are a step of decoding.
-FEW = 64
 
 
 class _Piece(NamedTuple):
@@ -238,9 +235,11 @@ class VortAttention(nn.Module):
         if is_plain(x, *projections, self.g_proj):
             weights = [p.weight for p in projections]
             more = [] if self.g_proj is None else [self.g_proj.weight]
-            if x.shape[0] * x.shape[1] < FEW and not torch.is_grad_enabled():
+            if few_rows(x, *weights, *more):
+                from vort.ops.linear.few import few_products
+
                 # A product of few rows takes as long as a launch: one for all.
-                joined = nn.functional.linear(x, torch.cat([*weights, *more]))
+                joined = few_products(x, *weights, *more)
                 sizes = [sum(w.shape[0] for w in weights), *(w.shape[0] for w in more)]
                 first, *rest = joined.split(sizes, -1)
             else:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.padding import Padding
 
-__all__ = ["Memory", "MemoryInputs", "MemoryOutput", "State"]
+__all__ = ["Memory", "MemoryInputs", "MemoryOutput", "State", "StepWeights"]
 
 State = Mapping[str, Tensor]
 """What a memory keeps between calls: named tensors whose first axis counts sequences."""
@@ -78,6 +78,40 @@ class MemoryOutput:
     order: Tensor | None = None
 
 
+class StepWeights(NamedTuple):
+    """What the kernels of a step of decoding take of a memory with orders.
+
+    Attributes:
+        q_map: `[H, D, M]`, weight of the queries' learned map.
+        k_map: the same of the keys'.
+        weights: `[N, hidden_size]` of the logits: orders, then write gate and read weights if any.
+        order_bias: `[H]`.
+        write_bias: `[H]`; None without a write gate.
+        read_bias: `[H S]`; None without read weights.
+        mix: `[H, H]`, the orders' weight of the entropies; None where they see none.
+        polynomials: `[S, degree + 1]` of the basis, float32.
+        log_decay: `[S]` float32.
+        order_min: the lowest order.
+        normalizer: see `retention`.
+        include_self: whether a token reads what it writes itself.
+        eps: of the normaliser.
+    """
+
+    q_map: Tensor
+    k_map: Tensor
+    weights: list[Tensor]
+    order_bias: Tensor
+    write_bias: Tensor | None
+    read_bias: Tensor | None
+    mix: Tensor | None
+    polynomials: Tensor
+    log_decay: Tensor
+    order_min: float
+    normalizer: str
+    include_self: bool
+    eps: float
+
+
 class Memory(nn.Module, ABC):
     """Retrieves from the past of each head: `forward` for sequences, `step` for one token.
 
@@ -101,6 +135,13 @@ class Memory(nn.Module, ABC):
     def records_steps(self) -> bool:
         """Whether a step of decoding is the same launches every time, into states of fixed size."""
         return False
+
+    def step_weights(self, x: Tensor) -> StepWeights | None:
+        """What kernels need to move the state on by a token of hidden states like x.
+
+        None: they know no such memory; it is called.
+        """
+        return None
 
     @property
     def needs_entropy(self) -> bool:

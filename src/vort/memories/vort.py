@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 from vort.fractional import PowerLawBasis
 from vort.fractional.bounds import bank_orders
-from vort.memories.interface import MemoryInputs
+from vort.memories.interface import MemoryInputs, StepWeights
 from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
 from vort.memories.settings import LayerSettings, settings_of
-from vort.ops.linear import is_plain
+from vort.ops.feature_maps import HedgehogFeatures
+from vort.ops.linear import few_rows, is_plain
 from vort.ops.retention import paper_banks, shared_basis
 from vort.ops.retention.routing import nearest_bank
 
@@ -45,6 +46,16 @@ class VortMemory(RetentionMemory):
     def route(self, inputs: MemoryInputs) -> Routing:
         """Write and read weights from the order of each token (eq. routing)."""
         return self.router(inputs.hidden_states, inputs.entropy, inputs.entity)  # type: ignore[no-any-return]
+
+    def step_weights(self, x: Tensor) -> StepWeights | None:
+        """Those of a router of continuous orders behind learned maps; see `Memory`."""
+        maps, router = (self.query_map, self.key_map), self.router
+        learned = all(type(m) is HedgehogFeatures and m.num_heads is not None for m in maps)
+        if not learned or type(router) is not Router or not router.fuses(x):
+            return None
+        rule = (self.normalizer, self.include_self, self.eps)
+        q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
+        return StepWeights(q_map, k_map, *router.step_weights(x), *rule)  # type: ignore[arg-type]
 
     def set_horizon(self, horizon: int) -> None:
         """Re-calibrate the kernels for lags up to `horizon`; see `Router.set_horizon`."""
@@ -104,7 +115,7 @@ class Router(nn.Module):
             entropy: `[B, T, H]` of the local attention; zeros if absent.
             entity: `[B, T]`, 1 within a named entity; zeros if absent.
         """
-        if self._fuses(hidden_states):
+        if self.fuses(hidden_states):
             return self._fused(hidden_states, entropy, entity)
         order = self.orders(hidden_states, entropy, entity)
         gate, read = self.gates(hidden_states)
@@ -116,7 +127,7 @@ class Router(nn.Module):
         write = write if gate is None else write * gate.unsqueeze(-1)
         return Routing(write, self.log_decay(order.device), read, order)
 
-    def _fuses(self, x: Tensor) -> bool:
+    def fuses(self, x: Tensor) -> bool:
         """Whether kernels take the weights past their modules; see `is_plain`."""
         gates = (self.gates.write, self.gates.read)
         return self.routing == "continuous" and is_plain(x, self.order, *gates, kinds=_PLAIN)
@@ -129,9 +140,14 @@ class Router(nn.Module):
 
         size = hidden_states.shape[-1]
         parts = [p for p in (self.gates.write, self.gates.read) if p is not None]
-        weight = torch.cat([self.order.weight[:, :size], *(p.weight for p in parts)])
+        weights = [self.order.weight[:, :size], *(p.weight for p in parts)]
         bias = torch.cat([self.order.bias, *(p.bias for p in parts)])
-        logits = nn.functional.linear(hidden_states, weight)
+        if few_rows(hidden_states, *weights):
+            from vort.ops.linear.few import few_products
+
+            logits = few_products(hidden_states, *weights)
+        else:
+            logits = nn.functional.linear(hidden_states, torch.cat(weights))
         given = []
         if self.use_entropy and entropy is not None:
             given.append((entropy, slice(size, size + self.num_heads)))
@@ -147,6 +163,17 @@ class Router(nn.Module):
         inputs = RoutingInputs(logits, bias, extra, polynomials, *options)
         order, write, read = routing_weights_fused(inputs)
         return Routing(write, self.log_decay(logits.device), read, order)
+
+    def step_weights(self, x: Tensor) -> tuple[Any, ...]:
+        """Weights and biases of all logits, the orders' weight of entropies, basis and decays."""
+        size, write, read = x.shape[-1], self.gates.write, self.gates.read
+        parts = [p for p in (write, read) if p is not None]
+        biases = [None if p is None else p.bias for p in (self.order, write, read)]
+        weight = self.order.weight
+        mix = weight[:, size : size + self.num_heads] if self.use_entropy else None
+        polynomials = self.basis.polynomials_on(x.device, torch.float32)
+        weights = [weight[:, :size], *(p.weight for p in parts)]
+        return weights, *biases, mix, polynomials, self.log_decay(x.device), self.order_min
 
     def orders(
         self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None

@@ -15,10 +15,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import RMSNorm, VortAttention
+from vort.layers.step import attention_step, is_plain_norm
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
-from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
+from vort.ops.linear import few_rows, gated_linear, is_plain, linear_cross_entropy
 from vort.ops.rms_norm import add_rms_norm
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
@@ -49,11 +50,24 @@ class VortMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden_size]` in and out."""
-        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if is_plain(x, gate, up, down) and few_rows(x, gate.weight, up.weight, down.weight):
+            return self.step(x)
+        if is_plain(x, gate, up, down):
             joined = torch.cat([self.gate_proj.weight, self.up_proj.weight])
             return gated_linear(nn.functional.linear(x, joined), self.down_proj.weight)
         result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return result
+
+    def step(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        """The same of few rows, in two launches; with a norm x + mlp(norm(x))."""
+        from vort.ops.linear.few import few_gated, few_products
+
+        gate, up, down = (p.weight for p in (self.gate_proj, self.up_proj, self.down_proj))
+        if norm is None:
+            return few_products(few_gated(x, gate, up), down)
+        inner = few_gated(x, gate, up, norm=norm.weight, eps=norm.eps or 0.0)
+        return few_products(inner, down, residual=x)
 
 
 class VortBlock(GradientCheckpointingLayer):
@@ -68,6 +82,9 @@ class VortBlock(GradientCheckpointingLayer):
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Hidden states after the block, and orders if asked for."""
+        stepped = self._step(hidden_states, **kwargs)
+        if stepped is not None:
+            return stepped, None
         mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
         norm = self.post_attention_layernorm
         if norm._forward_hooks or norm._forward_pre_hooks or norm.eps is None:
@@ -77,6 +94,31 @@ class VortBlock(GradientCheckpointingLayer):
             hidden_states, normed = add_rms_norm(hidden_states, mixed[0], norm.weight, norm.eps)
         hidden_states = hidden_states + self.mlp(normed)
         return hidden_states, mixed[2] if len(mixed) > 2 else None
+
+    def _step(
+        self,
+        x: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        entity_mask: Tensor | None = None,
+        *,
+        output_orders: bool = False,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """`forward` of a token a row into states in place, in six launches; None: not such a call,
+        or not such a block."""
+        given = attention_mask is not None or entity_mask is not None or output_orders
+        if given or x.shape[1] != 1 or not getattr(past_key_values, "in_place", False):
+            return None
+        mlp, norm = self.mlp, self.post_attention_layernorm
+        if type(mlp) is not VortMLP or mlp._forward_hooks or mlp._forward_pre_hooks:
+            return None
+        if not is_plain(x, *mlp.children()) or not few_rows(x, *mlp.parameters()):
+            return None
+        if not is_plain_norm(norm, x.dtype):
+            return None
+        mixed = attention_step(self.self_attn, self.input_layernorm, x, past_key_values)
+        return None if mixed is None else mlp.step(mixed, norm)
 
 
 class VortPreTrainedModel(PreTrainedModel):

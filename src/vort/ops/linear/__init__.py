@@ -15,12 +15,16 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.rms_norm import rms_norm
 
 __all__ = [
+    "few_rows",
     "gated_linear",
     "gated_norm_linear",
     "is_plain",
     "linear_cross_entropy",
     "products",
 ]
+
+# Up to so many rows a product is one of `few.py`.
+FEW = 64
 
 
 def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()) -> bool:
@@ -46,6 +50,19 @@ def _is_bare(module: Any, kinds: tuple[type, ...]) -> bool:
     hooks: list[Any] = [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
     bias: Any = module.bias
     return (bool(kinds) or bias is None) and not any(hooks)
+
+
+def few_rows(x: Tensor, *weights: Tensor) -> bool:
+    """Whether `few.py` takes products of x with these weights: a step of decoding, on a GPU.
+
+    >>> few_rows(torch.zeros(1, 8), torch.zeros(4, 8))
+    False
+    """
+    if torch.is_grad_enabled() or not kernels_take(x, *weights) or traced(x):
+        return False
+    few = 0 < x.numel() <= FEW * x.shape[-1] and x.is_contiguous()
+    dense = all(w.stride(-1) == 1 for w in weights)
+    return few and dense and not torch.is_autocast_enabled("cuda")
 
 
 def products(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:

@@ -202,15 +202,17 @@ def few_kernel(
         tl.store(out + at, y, mask=mask)
 
 
-def _tile(rows: int, inner: int, outer: int, gated: bool, dtype: torch.dtype) -> Any:
+def _tile(rows: int, inner: int, gated: bool, dtype: torch.dtype) -> Any:
     """Rows and columns of a block of weights, rows of x in a tile, and the launch."""
     wide = dtype == torch.float32
     if rows == 1:
         # a block as long as a row of weights: its loads are all under way at once
         block = min(power_of_two(inner), 512 if wide else 1024)
         return 8, block, 1, Tile(0, 8 if gated else 4, 1)
-    block = min(power_of_two(inner), 64 if wide else 256)
-    return 16, block, power_of_two(rows), Tile(0, 2, 2 if wide else 4)
+    high = power_of_two(rows)
+    # a tile of x has 64 numbers a thread, and their squares as many
+    block = min(power_of_two(inner), 64 if wide else 256, 4096 // high)
+    return 16, block, high, Tile(0, 2, 2 if wide else 4)
 
 
 def _run(
@@ -223,7 +225,7 @@ def _run(
     sizes = [w.shape[0] for w in weights]
     width = sizes[0] if gated else sum(sizes)
     out = x.new_empty(*x.shape[:-1], width)
-    tall, block, high, tile = _tile(rows, inner, width, gated, x.dtype)
+    tall, block, high, tile = _tile(rows, inner, gated, x.dtype)
     absent = [None] * (MOST - len(weights))
     strides = [w.stride(0) for w in weights]
     counts = [-(-n // tall) for n in sizes[: 1 if gated else None]]
