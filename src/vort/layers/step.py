@@ -28,7 +28,8 @@ def attention_step(
 
     None where the kernels cannot serve this layer, or these states; nothing has happened then.
     """
-    state = states.load_state(layer.layer_idx)
+    # As they lie, not as they are loaded: in the type they are kept in.
+    state = states.states.get(layer.layer_idx)
     memory = layer.memory.step_weights(x)
     if state is None or memory is None or not _fits(layer, norm, x, state, memory):
         return None
@@ -114,7 +115,6 @@ def _states_fit(layer: VortAttention, x: Tensor, state: State) -> bool:
     # Rounding at random wants a count of positions.
     wide = G.dtype == torch.float32 or (G.dtype == torch.bfloat16 and layer.window > 0)
     narrow = [state[n] for n in ("conv", "local.k", "local.v") if n in state]
-    return wide and (b is None or b.dtype == torch.float32) and all(
-        t.dtype == x.dtype for t in narrow
+    return (
+        wide and (b is None or b.dtype == torch.float32) and all(t.dtype == x.dtype for t in narrow)
     )
-

@@ -55,7 +55,7 @@ class VortMemory(RetentionMemory):
             return None
         rule = (self.normalizer, self.include_self, self.eps)
         q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
-        return StepWeights(q_map, k_map, *router.step_weights(x), *rule)  # type: ignore[arg-type]
+        return StepWeights(q_map, k_map, *router.step_weights(x), *rule)  # type: ignore[arg-type, call-arg]
 
     def set_horizon(self, horizon: int) -> None:
         """Re-calibrate the kernels for lags up to `horizon`; see `Router.set_horizon`."""

@@ -7,6 +7,7 @@ own count, and the state is a handful of tensors of several shapes: hence a cach
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -24,14 +25,17 @@ class VortCache(LayerStates, Cache):
         num_layers: layers of the model.
         static: keep the tensors of the first call and overwrite them, so that addresses stay the
             same (for CUDA graphs); else every call makes new ones.
+        state_dtype: how the states of memories are kept, see `LayerStates`.
 
     >>> cache = VortCache(num_layers=2)
     >>> cache.get_seq_length(), cache.nbytes
     (0, 0)
     """
 
-    def __init__(self, num_layers: int, *, static: bool = False) -> None:
-        LayerStates.__init__(self, static=static)
+    def __init__(
+        self, num_layers: int, *, static: bool = False, state_dtype: torch.dtype = torch.float32
+    ) -> None:
+        LayerStates.__init__(self, static=static, state_dtype=state_dtype)
         # As it was before a recorded step lent its buffers.
         self.was_static = static
         # What Hugging Face would keep by layer is kept here, so it has no layers to look at.

@@ -24,6 +24,10 @@ from vort.ops.rms_norm import add_rms_norm
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
+# What `generate` may say about a step that is a token and a cache, and what of it `forward` hears.
+FORWARDED = frozenset({"use_cache", "logits_to_keep", "output_hidden_states", "output_orders"})
+PLAIN_STEP = FORWARDED | {"position_ids", "is_first_iteration", "output_attentions"}
+
 
 @dataclass
 class VortModelOutput(BaseModelOutputWithPast):
@@ -99,16 +103,18 @@ class VortBlock(GradientCheckpointingLayer):
         self,
         x: Tensor,
         past_key_values: Any = None,
-        attention_mask: Tensor | None = None,
-        entity_mask: Tensor | None = None,
-        *,
+        use_cache: bool = False,
         output_orders: bool = False,
         **kwargs: Any,
     ) -> Tensor | None:
-        """`forward` of a token a row into states in place, in six launches; None: not such a call,
-        or not such a block."""
-        given = attention_mask is not None or entity_mask is not None or output_orders
-        if given or x.shape[1] != 1 or not getattr(past_key_values, "in_place", False):
+        """`forward` of a token a row into states in place, in six launches.
+
+        None: not such a call, or not such a block.
+        """
+        if not use_cache or not getattr(past_key_values, "in_place", False):
+            return None
+        given = output_orders or any(x is not None for x in kwargs.values())
+        if given or x.shape[1] != 1:
             return None
         mlp, norm = self.mlp, self.post_attention_layernorm
         if type(mlp) is not VortMLP or mlp._forward_hooks or mlp._forward_pre_hooks:
@@ -189,9 +195,17 @@ class VortModel(VortPreTrainedModel):
             block.self_attn.set_horizon(horizon)
         self.config.horizon = horizon
 
-    def new_cache(self, *, static: bool = False) -> VortCache:
-        """An empty cache for `past_key_values`."""
-        return VortCache(self.config.num_hidden_layers, static=static)
+    def new_cache(
+        self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
+    ) -> VortCache:
+        """An empty cache for `past_key_values`; its arguments as `VortCache` has them."""
+        decays = all(block.self_attn.memory.records_steps for block in self.layers)  # type: ignore[union-attr]
+        if state_dtype != torch.float32 and not decays:
+            raise ValueError(
+                f"state_dtype={state_dtype} needs a memory of decaying states, such as "
+                f"memory='vort', got memory={self.config.memory!r}"
+            )
+        return VortCache(self.config.num_hidden_layers, static=static, state_dtype=state_dtype)
 
     def forward(
         self,
@@ -281,9 +295,12 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """Re-calibrate all layers for lags up to `horizon`; see `VortModel.set_horizon`."""
         self.model.set_horizon(horizon)
 
-    def new_cache(self, *, static: bool = False) -> VortCache:
-        """An empty cache for `past_key_values`."""
-        return VortCache(self.config.num_hidden_layers, static=static)
+    def new_cache(
+        self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
+    ) -> VortCache:
+        """An empty cache for `past_key_values`; its arguments as `VortCache` has them."""
+        cache: VortCache = self.model.new_cache(static=static, state_dtype=state_dtype)
+        return cache
 
     def forward(
         self,
@@ -397,10 +414,36 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """The mask of the new positions: all that is needed, and of constant shape in decoding."""
         return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
 
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, *args: Any, entity_mask: Tensor | None = None, **kwargs: Any
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """What `forward` gets at each step: the entity indicator goes with the prompt alone."""
+        """What the next step is prepared from: its tokens are generated ones."""
+        found: dict[str, Any] = super()._update_model_kwargs_for_generation(
+            outputs, model_kwargs, *args, **kwargs
+        )
+        return found | {"generated": True}
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        *args: Any,
+        entity_mask: Tensor | None = None,
+        generated: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """What `forward` gets at each step: the entity indicator goes with the prompt alone.
+
+        A generated token is no padding: with a cache it needs no mask, which a recorded step would
+        have to wait for the GPU to look at.
+        """
+        cache = kwargs.get("past_key_values")
+        if generated and isinstance(cache, VortCache) and kwargs.get("next_sequence_length") == 1:
+            del kwargs["past_key_values"], kwargs["next_sequence_length"]
+            kwargs.pop("attention_mask", None)
+            if kwargs.keys() <= PLAIN_STEP:
+                last = {"input_ids": input_ids[:, -1:], "past_key_values": cache}
+                return last | {name: kwargs[name] for name in kwargs.keys() & FORWARDED}
+            kwargs |= {"past_key_values": cache, "next_sequence_length": 1}
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
             *args,

@@ -1,12 +1,9 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from tests.ops.interpreter import check_claim
+from tests.ops.interpreter import check_claim, kernels_everywhere
 from tests.ops.linear.cases import CHECKS
 
 BOUND = 2e-6
@@ -41,7 +38,7 @@ def _layer(fused: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """One layer's output, gradients, and its outputs token by token after a prompt."""
     from vort.layers import LayerStates, VortAttention
 
-    with _kernels(fused):
+    with kernels_everywhere(fused):
         torch.manual_seed(0)
         layer = VortAttention(
             hidden_size=32, num_attention_heads=2, sliding_window=5, horizon=100, num_scales=3,
@@ -61,31 +58,6 @@ def _layer(fused: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
                 parts.append(part)
         assert places == {n: t.data_ptr() for n, t in states.states[0].items()}
         return y.detach(), gradients, torch.cat(parts, 1)
-
-
-@contextmanager
-def _kernels(wanted: bool) -> Iterator[None]:
-    """As on a GPU: everything that kernels can take, they take."""
-    import sys
-
-    import vort.layers  # noqa: F401
-
-    def take(*tensors: Tensor) -> bool:
-        return wanted and all(x.dtype == torch.float32 for x in tensors)
-
-    modules = [m for n, m in sys.modules.items() if n.startswith("vort.")]
-    changed = [m for m in modules if hasattr(m, "kernels_take")]
-    kept = [m.kernels_take for m in changed]
-    interface = sys.modules["vort.ops.retention.interface"]
-    choose = interface._choose
-    for module in changed:
-        module.kernels_take = take
-    if wanted:
-        interface._choose = lambda *given: ("triton", "asked for")
-    yield
-    for module, function in zip(changed, kept, strict=True):
-        module.kernels_take = function
-    interface._choose = choose
 
 
 if __name__ == "__main__":

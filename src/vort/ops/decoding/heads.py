@@ -20,6 +20,7 @@ __all__ = ["HeadsInputs", "HeadsOutputs", "heads_step"]
 
 # Slots of the ring that a program reads at a time.
 SLOTS = 128
+TILE = Tile(columns=0, warps=8, stages=1)
 
 
 @triton.jit
@@ -65,16 +66,27 @@ def convolved(x, state, taps, row, stride, channel, mask, C: tl.constexpr, W: tl
 
 
 @triton.jit
-def normed(
-    a, b, weight, i, eps, D: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    narrow: tl.constexpr,
-):  # fmt: skip
-    """Both halves of a head after its RMS norm, as they would be stored."""
-    if NORM:
-        r = tl.rsqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / D + eps)
-        a *= r * tl.load(weight + i, mask=i < HALF, other=0.0).to(tl.float32)
-        b *= r * tl.load(weight + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
-    return a.to(narrow).to(tl.float32), b.to(narrow).to(tl.float32)
+def cos_and_sin(turns):
+    """Of so many turns, float64.
+
+    What is beyond the nearest quarter has all its digits in float32, and a short series.
+    """
+    quarters = tl.floor(turns * 4.0 + 0.5)
+    x = ((turns * 4.0 - quarters) * 1.5707963267948966).to(tl.float32)
+    q = (quarters - tl.floor(quarters * 0.25) * 4.0).to(tl.int32)
+    xx = x * x
+    s = 8.3333333e-3 + xx * (-1.9841270e-4 + xx * 2.7557319e-6)
+    s = x * (1.0 + xx * (-0.16666667 + xx * s))
+    c = -1.3888889e-3 + xx * (2.4801587e-5 - xx * 2.7557319e-7)
+    c = 1.0 + xx * (-0.5 + xx * (0.041666667 + xx * c))
+    cos, sin = tl.where(q % 2 == 0, c, s), tl.where(q % 2 == 0, s, c)
+    return tl.where((q == 1) | (q == 2), -cos, cos), tl.where(q >= 2, -sin, sin)
+
+
+@triton.jit
+def pick(x, j, which):
+    """Row number ``which`` of a tile."""
+    return tl.sum(tl.where(j == which, x, 0.0), axis=0)
 
 
 @triton.jit
@@ -97,19 +109,17 @@ def store_features(
 
 @triton.jit
 def load_ring(
-    ring_k, ring_v, row, g, first, window, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
-    BH: tl.constexpr, BD: tl.constexpr, BW: tl.constexpr,
+    ring, row, g, first, window, HK: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    BD: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """BW slots: both halves of their keys, and their values. No count of positions is waited for:
-    slots that hold none are zero."""
+    """WIDTH numbers of BW slots.
+
+    No count of positions is waited for: slots that hold none are left out where they are used.
+    """
     w = first + tl.arange(0, BW)
-    i, d = tl.arange(0, BH), tl.arange(0, BD)
-    at = ((row * window + w) * HK + g) * D
-    mask = (w < window)[:, None] & (i < HALF)[None, :]
-    ka = tl.load(ring_k + at[:, None] + i[None, :], mask=mask, other=0.0)
-    kb = tl.load(ring_k + at[:, None] + HALF + i[None, :], mask=mask, other=0.0)
-    whole = (w < window)[:, None] & (d < D)[None, :]
-    return ka, kb, tl.load(ring_v + at[:, None] + d[None, :], mask=whole, other=0.0)
+    d = tl.arange(0, BD)
+    at = ring + (((row * window + w) * HK + g) * D)[:, None] + d[None, :]
+    return tl.load(at, mask=(w < window)[:, None] & (d < WIDTH)[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["stride", "window"])
@@ -117,11 +127,14 @@ def heads_kernel(
     x, state, taps, q_norm, k_norm, frequencies, ring_k, ring_v, seen, q_map, k_map,
     q, k, v, o, entropy, place, stride, window, scale, eps,
     HK: tl.constexpr, R: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-    BD: tl.constexpr, W: tl.constexpr, M: tl.constexpr, BM: tl.constexpr, BW: tl.constexpr,
-    NORM: tl.constexpr, TURN: tl.constexpr, LOCAL: tl.constexpr,
+    BD: tl.constexpr, BP: tl.constexpr, W: tl.constexpr, M: tl.constexpr, BM: tl.constexpr,
+    BW: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr, LOCAL: tl.constexpr,
+    MANY: tl.constexpr,
 ):  # fmt: skip
-    """Features, values and local attention of R query heads; the count of positions goes on to
-    ``place``, since other programs of the row read it still."""
+    """Features, values and local attention of R query heads.
+
+    The count of positions goes on to ``place``: other programs of the row read it still.
+    """
     HQ: tl.constexpr = HK * R
     C: tl.constexpr = (HQ + 2 * HK) * D
     narrow: tl.constexpr = v.dtype.element_ty
@@ -129,60 +142,69 @@ def heads_kernel(
     row, g = pid // HK, pid % HK
     i, d = tl.arange(0, BH), tl.arange(0, BD)
     if LOCAL:
-        ra, rb, rv = load_ring(ring_k, ring_v, row, g, 0, window, HK, D, HALF, BH, BD, BW)
+        # under way while the heads are made
+        ka = load_ring(ring_k, row, g, 0, window, HK, D, HALF, BH, BW)
+        kb = load_ring(ring_k + HALF, row, g, 0, window, HK, D, HALF, BH, BW)
+        vt = load_ring(ring_v, row, g, 0, window, HK, D, D, BD, BW)
         old = tl.load(seen + row)
         slot = old % window
+    # a tile of the R queries and the key
+    j = tl.arange(0, BP)[:, None]
+    channel = tl.where(j < R, g * R + j, HQ + g) * D + i[None, :]
+    mask = (j <= R) & (i < HALF)[None, :]
+    a = convolved(x, state, taps, row, stride, channel, mask, C, W)
+    b = convolved(x, state, taps, row, stride, channel + HALF, mask, C, W)
+    if NORM:
+        r = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / D + eps)[:, None]
+        weight = tl.where(j < R, q_norm, k_norm) + i[None, :]
+        a *= r * tl.load(weight, mask=mask, other=0.0).to(tl.float32)
+        b *= r * tl.load(weight + HALF, mask=mask, other=0.0).to(tl.float32)
+    # from here on as they would be stored
+    a, b = a.to(narrow).to(tl.float32), b.to(narrow).to(tl.float32)
     cos = tl.full([BH], 1.0, dtype=tl.float32)
     sin = tl.zeros([BH], dtype=tl.float32)
     if TURN:
-        # whole turns go in float64: what is left has all its digits in float32
         turns = old.to(tl.float64) * tl.load(frequencies + i, mask=i < HALF, other=0.0)
-        turns *= 0.15915494309189535
-        angle = ((turns - tl.floor(turns)) * 6.283185307179586).to(tl.float32)
-        cos, sin = tl.cos(angle), tl.sin(angle)
-    channel = (HQ + g) * D + i
-    a = convolved(x, state, taps, row, stride, channel, i < HALF, C, W)
-    b = convolved(x, state, taps, row, stride, channel + HALF, i < HALF, C, W)
-    a, b = normed(a, b, k_norm, i, eps, D, HALF, NORM, narrow)
-    new_a, new_b = (a * cos - b * sin).to(narrow), (b * cos + a * sin).to(narrow)
-    for r in tl.static_range(R):
-        store_features(k, k_map, a, b, pid * R + r, g * R + r, i, D, HALF, M, BM)
+        cos, sin = cos_and_sin(turns * 0.15915494309189535)
+    one_a, one_b = pick(a, j, R), pick(b, j, R)
+    new_a = (one_a * cos - one_b * sin).to(narrow)
+    new_b = (one_b * cos + one_a * sin).to(narrow)
     new_v = convolved(x, state, taps, row, stride, (HQ + HK + g) * D + d, d < D, C, W).to(narrow)
     tl.store(v + pid * D + d, new_v, mask=d < D)
     for r in tl.static_range(R):
         h = pid * R + r
-        channel = (g * R + r) * D + i
-        a = convolved(x, state, taps, row, stride, channel, i < HALF, C, W)
-        b = convolved(x, state, taps, row, stride, channel + HALF, i < HALF, C, W)
-        a, b = normed(a, b, q_norm, i, eps, D, HALF, NORM, narrow)
-        store_features(q, q_map, a, b, h, g * R + r, i, D, HALF, M, BM)
+        qa, qb = pick(a, j, r), pick(b, j, r)
+        store_features(k, k_map, one_a, one_b, h, g * R + r, i, D, HALF, M, BM)
+        store_features(q, q_map, qa, qb, h, g * R + r, i, D, HALF, M, BM)
         if LOCAL:
-            qa = (a * cos - b * sin).to(narrow).to(tl.float32) * scale
-            qb = (b * cos + a * sin).to(narrow).to(tl.float32) * scale
-            if r > 0:
-                ra, rb, rv = load_ring(ring_k, ring_v, row, g, 0, window, HK, D, HALF, BH, BD, BW)
+            ta = (qa * cos - qb * sin).to(narrow).to(tl.float32) * scale
+            tb = (qb * cos + qa * sin).to(narrow).to(tl.float32) * scale
+            if MANY and r > 0:
+                ka = load_ring(ring_k, row, g, 0, window, HK, D, HALF, BH, BW)
+                kb = load_ring(ring_k + HALF, row, g, 0, window, HK, D, HALF, BH, BW)
+                vt = load_ring(ring_v, row, g, 0, window, HK, D, D, BD, BW)
             most, total, along = -1e30, 0.0, 0.0
             acc = tl.zeros([BD], dtype=tl.float32)
-            for first in range(0, window, BW):
+            for first in range(0, window if MANY else BW, BW):
                 w = first + tl.arange(0, BW)
                 # the ring is full from `window` positions on; the slot of this one comes by itself
                 here = (w == slot)[:, None]
                 there = (w < window) & ((w < old) | (w == slot))
-                ka = tl.where(here, new_a[None, :], ra).to(tl.float32)
-                kb = tl.where(here, new_b[None, :], rb).to(tl.float32)
-                vt = tl.where(here, new_v[None, :], rv).to(tl.float32)
-                ra, rb, rv = load_ring(
-                    ring_k, ring_v, row, g, first + BW, window, HK, D, HALF, BH, BD, BW
-                )
-                s = tl.sum(ka * qa[None, :] + kb * qb[None, :], axis=1)
-                s = tl.where(there, s, -1e30)
+                first_half = tl.where(here, new_a[None, :], ka).to(tl.float32) * ta[None, :]
+                other_half = tl.where(here, new_b[None, :], kb).to(tl.float32) * tb[None, :]
+                s = tl.where(there, tl.sum(first_half + other_half, axis=1), -1e30)
                 new = tl.maximum(most, tl.max(s, axis=0))
                 fade = tl.exp(most - new)
                 p = tl.where(there, tl.exp(s - new), 0.0)
-                acc = acc * fade + tl.sum(p[:, None] * vt, axis=0)
+                values = tl.where(here, new_v[None, :], vt).to(tl.float32)
+                acc = acc * fade + tl.sum(p[:, None] * values, axis=0)
                 along = along * fade + tl.sum(p * s, axis=0)
                 total = total * fade + tl.sum(p, axis=0)
                 most = new
+                if MANY:
+                    ka = load_ring(ring_k, row, g, first + BW, window, HK, D, HALF, BH, BW)
+                    kb = load_ring(ring_k + HALF, row, g, first + BW, window, HK, D, HALF, BH, BW)
+                    vt = load_ring(ring_v, row, g, first + BW, window, HK, D, D, BD, BW)
             tl.store(o + h * D + d, (acc / total).to(narrow), mask=d < D)
             # -sum p log p with p = exp(s - most) / total
             tl.store(entropy + h, most + tl.log(total) - along / total)
@@ -274,9 +296,9 @@ def heads_step(inputs: HeadsInputs) -> HeadsOutputs:
             table, ring, inputs.ring_v, inputs.seen, inputs.q_map, inputs.k_map,
             q, k, v, local, entropy, place, x.stride(0), window, dim**-0.5, inputs.eps,
             HK=kv_heads, R=heads // kv_heads, D=dim, HALF=half, BH=power_of_two(half),
-            BD=power_of_two(dim), W=1 if taps is None else taps.shape[1], M=features,
-            BM=power_of_two(features), BW=min(power_of_two(window), SLOTS),
-            NORM=inputs.q_norm is not None, TURN=turns, LOCAL=ring is not None,
-            tile=Tile(0, 4, 1),
+            BD=power_of_two(dim), BP=power_of_two(heads // kv_heads + 1, 2),
+            W=1 if taps is None else taps.shape[1], M=features, BM=power_of_two(features),
+            BW=min(power_of_two(window), SLOTS), NORM=inputs.q_norm is not None, TURN=turns,
+            LOCAL=ring is not None, MANY=window > SLOTS, tile=TILE,
         )  # fmt: skip
     return HeadsOutputs(q, k, v, local, entropy, place)

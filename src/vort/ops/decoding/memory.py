@@ -34,9 +34,9 @@ def load_read(logits, bias, col, S: tl.constexpr):
 
 
 @triton.jit
-def mixed(scratch, seed):
+def mixed(number, seed):
     """Sixteen bits that look drawn at random, from a place and a seed."""
-    x = scratch.to(tl.uint32) * 0x9E3779B1 + seed
+    x = number.to(tl.uint32) * 0x9E3779B1 + seed
     x = (x ^ (x >> 15)) * 0x85EBCA6B
     x = (x ^ (x >> 13)) * 0xC2B2AE35
     return x >> 16
@@ -51,7 +51,8 @@ def narrowed(x, at, seed, narrow: tl.constexpr):
     """
     if narrow == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True) + mixed(at, seed)
-        x = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+        # the bits of a NaN might be carried away
+        x = tl.where(x == x, (bits & 0xFFFF0000).to(tl.float32, bitcast=True), x)
     return x.to(narrow)
 
 
@@ -134,7 +135,8 @@ def memory_kernel(
             den += tl.sum(tl.sum((after if SELF else bt) * r[:, None], axis=0) * qt, axis=0)
         # several threads may hold the same number: all have read before one writes
         tl.debug_barrier()
-        tl.store(states, narrowed(new, base.to(tl.int32) * (S * K * V) + offs, seed, G.dtype.element_ty), mask=mask)  # fmt: skip
+        number = pid * (S * K * V) + offs
+        tl.store(states, narrowed(new, number, seed, G.dtype.element_ty), mask=mask)
         if NORMALIZER == 1:
             tl.store(sums, after, mask=inside)
     y = tl.sum(qt[:, None] * acc, axis=0)

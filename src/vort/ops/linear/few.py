@@ -46,7 +46,10 @@ def load_row(x, norm, at, mask, HAS_NORM: tl.constexpr):
 
 
 @triton.jit
-def finished(total, other, residual, at, mask, GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, narrow: tl.constexpr):  # fmt: skip
+def finished(
+    total, other, residual, at, mask,
+    GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, narrow: tl.constexpr,
+):  # fmt: skip
     """What is stored of a product, rounded wherever separate launches would store it."""
     y = total.to(narrow).to(tl.float32)
     if GATED:
@@ -184,9 +187,7 @@ def few_kernel(
             )
     row = (pid - first) * BN + tl.arange(0, BN)
     if BR == 1:
-        total, second = one_row(
-            x, norm, w, up, stride, row, size, eps, K, BK, BN, HAS_NORM, GATED
-        )
+        total, second = one_row(x, norm, w, up, stride, row, size, eps, K, BK, BN, HAS_NORM, GATED)
         at = column + row
         mask = row < size
         y = finished(total, second, residual, at, mask, GATED, HAS_RESIDUAL, narrow)
