@@ -14,13 +14,14 @@ from torch import Tensor
 
 from vort.ops.feature_maps.triton.hedgehog import softmax
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
+from vort.ops.gpu.parts import let_next_start, wait_for_inputs
 from vort.ops.local_attention.triton.rope import frequencies_of
 
 __all__ = ["HeadsInputs", "HeadsOutputs", "heads_step"]
 
 # Slots of the ring that a program reads at a time.
 SLOTS = 128
-TILE = Tile(columns=0, warps=8, stages=1)
+TILE = Tile(columns=0, warps=8, stages=1, early=True)
 
 
 @triton.jit
@@ -138,6 +139,7 @@ def heads_kernel(
     HQ: tl.constexpr = HK * R
     C: tl.constexpr = (HQ + 2 * HK) * D
     narrow: tl.constexpr = v.dtype.element_ty
+    let_next_start()
     pid = tl.program_id(0).to(tl.int64)
     row, g = pid // HK, pid % HK
     i, d = tl.arange(0, BH), tl.arange(0, BD)
@@ -148,6 +150,8 @@ def heads_kernel(
         vt = load_ring(ring_v, row, g, 0, window, HK, D, D, BD, BW)
         old = tl.load(seen + row)
         slot = old % window
+    # states are of the step before: only the projections are waited for
+    wait_for_inputs()
     # a tile of the R queries and the key
     j = tl.arange(0, BP)[:, None]
     channel = tl.where(j < R, g * R + j, HQ + g) * D + i[None, :]

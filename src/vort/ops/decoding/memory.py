@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vort.ops.decoding.heads import HeadsOutputs
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
+from vort.ops.gpu.parts import let_next_start, wait_for_inputs
 from vort.ops.order_weights.triton import by_scale, exponents, prefactors, sigmoid
 from vort.ops.retention.triton.decode import forgotten
 from vort.ops.retention.triton.spans import NORMALIZER_CODES
@@ -31,6 +32,20 @@ def load_read(logits, bias, col, S: tl.constexpr):
     value = tl.load(logits + col, mask=col < S, other=0.0).to(tl.float32)
     value += tl.load(bias + col, mask=col < S, other=0.0).to(tl.float32)
     return tl.where(col < S, value, float("-inf"))
+
+
+@triton.jit
+def places(s, ks, vs, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
+    """Where some scales of a head lie in its states, and what of them exists."""
+    offs = (s[:, None, None] * K + ks[None, :, None]) * V + vs[None, None, :]
+    mask = (s < S)[:, None, None] & (ks < K)[None, :, None] & (vs < V)[None, None, :]
+    return offs, mask
+
+
+@triton.jit
+def load_states(G, base, s, ks, vs, S: tl.constexpr, K: tl.constexpr, V: tl.constexpr):
+    offs, mask = places(s, ks, vs, S, K, V)
+    return tl.load(G + base * (S * K * V) + offs, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -70,10 +85,14 @@ def memory_kernel(
     """One head ``[V]`` of norm(retrieved + local) silu(gate); G, b and the count move on."""
     READ: tl.constexpr = 2 * H if HAS_WRITE else H
     narrow: tl.constexpr = v.dtype.element_ty
+    let_next_start()
     pid = tl.program_id(0)
     row, h = (pid // H).to(tl.int64), pid % H
     base = pid.to(tl.int64)
     ks, vs = tl.arange(0, BK), tl.arange(0, BV)
+    # the first states are under way while everything else is waited for
+    held = load_states(G, base, tl.arange(0, CS), ks, vs, S, K, V)
+    wait_for_inputs()
     qt = tl.load(q + base * K + ks, mask=ks < K, other=0.0).to(tl.float32)
     kt = tl.load(k + base * K + ks, mask=ks < K, other=0.0).to(tl.float32)
     vt = tl.load(v + (base // R) * V + vs, mask=vs < V, other=0.0).to(tl.float32)
@@ -118,10 +137,9 @@ def memory_kernel(
             reads = load_read(at + READ + h * S, read_bias + h * S, s, S)
             r = tl.exp(reads - most) * share
         loss = forgotten(load_rates(log_decay, h, 0, s, S))
-        offs = (s[:, None, None] * K + ks[None, :, None]) * V + vs[None, None, :]
-        mask = (s < S)[:, None, None] & (ks < K)[None, :, None] & (vs < V)[None, None, :]
-        states = G + base * (S * K * V) + offs
-        old = tl.load(states, mask=mask, other=0.0).to(tl.float32)
+        if s0 > 0:
+            held = load_states(G, base, s, ks, vs, S, K, V)
+        old = held.to(tl.float32)
         old -= old * loss[:, None, None]
         written = w[:, None] * kt[None, :]
         new = old + written[:, :, None] * vt[None, None, :]
@@ -135,8 +153,9 @@ def memory_kernel(
             den += tl.sum(tl.sum((after if SELF else bt) * r[:, None], axis=0) * qt, axis=0)
         # several threads may hold the same number: all have read before one writes
         tl.debug_barrier()
-        number = pid * (S * K * V) + offs
-        tl.store(states, narrowed(new, number, seed, G.dtype.element_ty), mask=mask)
+        offs, mask = places(s, ks, vs, S, K, V)
+        new = narrowed(new, pid * (S * K * V) + offs, seed, G.dtype.element_ty)
+        tl.store(G + base * (S * K * V) + offs, new, mask=mask)
         if NORMALIZER == 1:
             tl.store(sums, after, mask=inside)
     y = tl.sum(qt[:, None] * acc, axis=0)
@@ -226,6 +245,6 @@ def memory_step(heads: HeadsOutputs, inputs: MemoryInputs) -> Tensor:
             HAS_WRITE=inputs.write_bias is not None, HAS_READ=inputs.read_bias is not None,
             HAS_ENTROPY=mix is not None and heads.entropy is not None,
             HAS_LOCAL=heads.local is not None, HAS_GATE=gate is not None,
-            HAS_NORM=inputs.norm is not None, tile=Tile(0, warps, 1),
+            HAS_NORM=inputs.norm is not None, tile=Tile(0, warps, 1, early=True),
         )  # fmt: skip
     return out

@@ -54,17 +54,28 @@ def require_kernels(device: torch.device, instead: str) -> None:
         )
 
 
+# Whether kernels that are made for it may start before the one before them has ended.
+OVERLAP = False
+
+
 class Tile(NamedTuple):
-    """One kernel's launch: columns in a block, warps, pipeline stages, register limit."""
+    """One kernel's launch: columns in a block, warps, pipeline stages, register limit.
+
+    early: the kernel waits for its inputs by itself (`wait_for_inputs`), so it may start before
+    the kernel that makes them has ended, where the GPU can do that.
+    """
 
     columns: int
     warps: int
     stages: int
     registers: int | None = None
+    early: bool = False
 
     def options(self) -> dict[str, int]:
         """What Triton is told at launch; multiply-adds stay one instruction from 3.10 on too."""
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        if self.early and OVERLAP:
+            options |= {"launch_pdl": True}
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
 

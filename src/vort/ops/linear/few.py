@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
+from vort.ops.gpu.parts import let_next_start, wait_for_inputs
 
 __all__ = ["few_gated", "few_products"]
 
@@ -76,11 +77,14 @@ def one_row(
         mask = (row < size)[:, None] & (col < K)[None, :]
         at = row[:, None] * stride + col[None, :]
         wt = tl.load(w + at, mask=mask, other=0.0)
+        if GATED:
+            ut = tl.load(up + at, mask=mask, other=0.0)
+        if first == 0:
+            wait_for_inputs()
         value, scaled = load_row(x, norm, col, col < K, HAS_NORM)
         squares += value * value
         acc += wt.to(tl.float32) * scaled[None, :]
         if GATED:
-            ut = tl.load(up + at, mask=mask, other=0.0)
             more += ut.to(tl.float32) * scaled[None, :]
     total, second = tl.sum(acc, axis=1), tl.sum(acc, axis=1)
     if GATED:
@@ -104,6 +108,7 @@ def few_rows(
     acc = tl.zeros([BR, BN], dtype=tl.float32)
     more = tl.zeros([BR, BN], dtype=tl.float32)
     squares = tl.zeros([BR, BK], dtype=tl.float32)
+    wait_for_inputs()
     for first in range(0, K, BK):
         col = first + tl.arange(0, BK)
         mask = (row < size)[None, :] & (col < K)[:, None]
@@ -155,6 +160,7 @@ def few_kernel(
     P5: tl.constexpr = P4 + (N4 + BN - 1) // BN
     P6: tl.constexpr = P5 + (N5 + BN - 1) // BN
     narrow: tl.constexpr = out.dtype.element_ty
+    let_next_start()
     pid = tl.program_id(0)
     w, size, stride, first, column = w0, N0, T0, 0, 0
     up = w0
@@ -209,11 +215,11 @@ def _tile(rows: int, inner: int, gated: bool, dtype: torch.dtype) -> Any:
     if rows == 1:
         # a block as long as a row of weights: its loads are all under way at once
         block = min(power_of_two(inner), 512 if wide else 1024)
-        return 8, block, 1, Tile(0, 8 if gated else 4, 1)
+        return 8, block, 1, Tile(0, 8 if gated else 4, 1, early=True)
     high = power_of_two(rows)
     # a tile of x has 64 numbers a thread, and their squares as many
     block = min(power_of_two(inner), 64 if wide else 256, 4096 // high)
-    return 16, block, high, Tile(0, 2, 2 if wide else 4)
+    return 16, block, high, Tile(0, 2, 2 if wide else 4, early=True)
 
 
 def _run(
