@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, model_of, tokens
+from vort.layers import LayerStates
 from vort.models import VortCache
 
 LONG = 5 * WINDOW
@@ -151,3 +152,62 @@ def test_entities_of_the_prompt_reach_generation() -> None:
     used = model.new_cache()
     model.generate(prompt, entity_mask=entity, past_key_values=used, max_new_tokens=1, **GREEDY)
     torch.testing.assert_close(used.load_state(0), cache.load_state(0))
+
+
+@torch.no_grad()
+def test_states_in_bfloat16_take_half_the_room_and_change_little() -> None:
+    model, ids = model_of(), tokens(2, 40)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = model.new_cache(state_dtype=dtype)
+        model(ids[:, :8], past_key_values=cache, use_cache=True)
+        steps = [
+            model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits
+            for t in range(8, 40)
+        ]
+        assert cache.states[0]["memory.G"].dtype == dtype
+        assert cache.load_state(0)["memory.G"].dtype == torch.float32
+        found[dtype] = torch.cat(steps, 1), cache.states[0]["memory.G"].nbytes
+    (wide, size), (narrow, half) = found.values()
+    assert half * 2 == size
+    assert 0 < (wide - narrow).norm() < 5e-3 * wide.norm()
+
+
+@torch.no_grad()
+def test_what_narrow_states_forget_is_right_on_average() -> None:
+    cache = LayerStates(state_dtype=torch.bfloat16)
+    x = torch.full((1, 2, 4, 32, 32), 1.37, dtype=torch.bfloat16).float()
+    cache.store_state(0, {"memory.G": x}, 1)
+    for _ in range(50):
+        # a fraction of bfloat16's last bit, which rounding to the nearest would lose every time
+        kept = cache.load_state(0)["memory.G"] * 0.9995
+        cache.store_state(0, {"memory.G": kept}, 1)
+    lost = 1 - cache.load_state(0)["memory.G"].double().mean() / x.double().mean()
+    assert abs(lost / (1 - 0.9995**50) - 1) < 0.05
+
+
+def test_narrow_states_are_refused_where_there_are_none() -> None:
+    with pytest.raises(
+        ValueError, match=r"needs a memory of decaying states.*got memory='softmax'"
+    ):
+        model_of("softmax").new_cache(state_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"float32 or torch\.bfloat16, got torch\.float16"):
+        VortCache(2, state_dtype=torch.float16)
+
+
+@torch.no_grad()
+def test_a_generated_token_brings_no_mask() -> None:
+    model, prompt = model_of(), tokens(2, 12)
+    mask = torch.ones_like(prompt)
+    mask[0, :5] = 0
+    seen = []
+    forward = model.model.forward
+
+    def watched(*args, **kwargs):
+        seen.append(kwargs["attention_mask"])
+        return forward(*args, **kwargs)
+
+    model.model.forward = watched
+    model.generate(prompt, attention_mask=mask, max_new_tokens=4, **GREEDY)
+    assert torch.equal(seen[0], mask)
+    assert seen[1:] == [None] * 3
