@@ -18,8 +18,7 @@ from vort.layers import RMSNorm, VortAttention
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
-from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
-from vort.ops.rms_norm import add_rms_norm
+from vort.ops.linear import gated_mlp, is_plain, is_watched, linear_cross_entropy
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
@@ -50,10 +49,17 @@ class VortMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden_size]` in and out."""
         if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
-            joined = torch.cat([self.gate_proj.weight, self.up_proj.weight])
-            return gated_linear(nn.functional.linear(x, joined), self.down_proj.weight)
+            return self.after_norm(None, x, None)[1]
         result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return result
+
+    def after_norm(
+        self, norm: RMSNorm | None, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta, and what `forward` makes of its norm, past the projections themselves."""
+        first = None if norm is None else norm.fused()
+        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return gated_mlp(x, *weights, delta=delta, norm=first)
 
 
 class VortBlock(GradientCheckpointingLayer):
@@ -68,15 +74,17 @@ class VortBlock(GradientCheckpointingLayer):
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Hidden states after the block, and orders if asked for."""
-        mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        norm = self.post_attention_layernorm
-        if norm._forward_hooks or norm._forward_pre_hooks or norm.eps is None:
-            hidden_states = hidden_states + mixed[0]
-            normed = norm(hidden_states)
+        attention, mlp = self.self_attn, self.mlp
+        norms = (self.input_layernorm, self.post_attention_layernorm)
+        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if is_plain(hidden_states, *projections) and not is_watched(attention, mlp, *norms):
+            hidden_states, *mixed = attention.after_norm(norms[0], hidden_states, **kwargs)
+            hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
         else:
-            hidden_states, normed = add_rms_norm(hidden_states, mixed[0], norm.weight, norm.eps)
-        hidden_states = hidden_states + self.mlp(normed)
-        return hidden_states, mixed[2] if len(mixed) > 2 else None
+            mixed = attention(norms[0](hidden_states), **kwargs)
+            hidden_states = hidden_states + mixed[0]
+            delta = mlp(norms[1](hidden_states))
+        return hidden_states + delta, mixed[2] if len(mixed) > 2 else None
 
 
 class VortPreTrainedModel(PreTrainedModel):

@@ -4,7 +4,8 @@ Each is what its few lines of PyTorch say. On a GPU `triton.py` computes cheap n
 the backward instead of keeping them, and the loss never has all logits at once.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,18 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.rms_norm import rms_norm
 
 __all__ = [
-    "gated_linear",
+    "Norm",
+    "gated_mlp",
     "gated_norm_linear",
     "is_plain",
+    "is_watched",
     "linear_cross_entropy",
     "products",
 ]
+
+
+# A program of the norms' kernels holds a whole row.
+WIDEST = 8192
 
 
 def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()) -> bool:
@@ -40,44 +47,89 @@ def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()
     return all(m is None or _is_bare(m, kinds) for m in modules)
 
 
+def is_watched(*modules: nn.Module) -> bool:
+    """Whether somebody has hooked one of the modules, and so must see it called."""
+    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+
+
 def _is_bare(module: Any, kinds: tuple[type, ...]) -> bool:
     if type(module) not in (kinds or (nn.Linear,)) or type(module.weight) is not nn.Parameter:
         return False
-    hooks: list[Any] = [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
-    bias: Any = module.bias
-    return (bool(kinds) or bias is None) and not any(hooks)
+    return (bool(kinds) or module.bias is None) and not is_watched(module)
 
 
-def products(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """x, and x W^T for up to three weights W `[out, in]`; gradients to x are summed in one place.
+class Norm(NamedTuple):
+    """An RMS norm that is taken of x before anything else: its weight `[D]`, its eps."""
 
-    What else reads x should read the x that is returned.
+    weight: Tensor
+    eps: float
+
+
+def products(x: Tensor, *groups: Sequence[Tensor], norm: Norm | None = None) -> tuple[Tensor, ...]:
+    """x, n = norm(x) (x itself without a norm), and n W^T for each group of weights.
+
+    A group is weights `[out, in]` whose rows are joined: one product for all of them. Gradients to
+    x are summed in one place: what else reads x or n should read those that are returned.
 
     >>> x, w = torch.randn(2, 5, 8), torch.randn(3, 8)
-    >>> [y.shape for y in products(x, w)]
-    [torch.Size([2, 5, 8]), torch.Size([2, 5, 3])]
+    >>> [y.shape for y in products(x, [w, w])]
+    [torch.Size([2, 5, 8]), torch.Size([2, 5, 8]), torch.Size([2, 5, 6])]
     """
-    x, *weights = _for_products(x, *weights)  # type: ignore[assignment]
-    if kernels_take(x, *weights) and not traced(x) and len(weights) <= 3:
+    weights = [w for group in groups for w in group]
+    if norm is not None and not _norms(x, weights, norm):
+        _, *found = products(rms_norm(x, *norm), *groups)
+        return x, *found
+    x, *weights = _for_products(x, *weights)
+    if kernels_take(x, *weights) and not traced(x) and len(weights) <= 8 and x.numel():
         from .triton import products_fused
 
-        return products_fused(x, *weights)
-    return x, *(F.linear(x, w) for w in weights)
+        weight, eps = (None, 0.0) if norm is None else norm
+        left = iter(weights)
+        return products_fused(x, [[next(left) for _ in group] for group in groups], weight, eps)
+    return x, x, *(F.linear(x, w[0] if len(w) == 1 else torch.cat(list(w))) for w in groups)
 
 
-def gated_linear(both: Tensor, weight: Tensor) -> Tensor:
-    """(silu(a) b) W^T for both = [a, b] `[..., 2 F]` and weight `[out, F]`: the end of a gated MLP.
+def gated_mlp(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    delta: Tensor | None = None,
+    norm: Norm | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and of its norm n the gated MLP (silu(n G^T) n U^T) D^T.
 
-    >>> gated_linear(torch.randn(2, 5, 12), torch.randn(8, 6)).shape
-    torch.Size([2, 5, 8])
+    Shapes: x and delta `[..., D]`, gate and up `[F, D]`, down `[D, F]`. What is None is left out.
+
+    >>> x, w = torch.randn(2, 5, 8), torch.randn(6, 8)
+    >>> total, y = gated_mlp(x, w, w, w.T.contiguous(), delta=x)
+    >>> y.shape, torch.equal(total, x + x)
+    (torch.Size([2, 5, 8]), True)
     """
-    both, weight = _for_products(both, weight)
-    if kernels_take(both, weight) and both.is_contiguous() and both.numel():
-        from .triton import gated_linear_fused
+    weights = [gate, up, down]
+    same = delta is None or (norm is not None and delta.dtype == x.dtype)
+    if not same or (norm is not None and not _norms(x, weights, norm)):
+        total = x if delta is None else x + delta
+        normed = total if norm is None else rms_norm(total, *norm)
+        return total, gated_mlp(normed, *weights)[1]
+    read, *weights = _for_products(x, *weights)
+    if kernels_take(read, *weights) and not traced(x) and x.numel():
+        from .triton import gated_mlp_fused
 
-        return gated_linear_fused(both, weight)
-    a, b = both.chunk(2, -1)
-    return F.linear(F.silu(a) * b, weight)
+        gate, up, down = weights
+        if norm is None:
+            return x, gated_mlp_fused(read, gate, up, down, None, None, 0.0)[1]
+        return gated_mlp_fused(read, gate, up, down, delta, *norm)
+    gate, up, down = weights
+    return x, F.linear(F.silu(F.linear(read, gate)) * F.linear(read, up), down)
+
+
+def _norms(x: Tensor, weights: Sequence[Tensor], norm: Norm) -> bool:
+    """Whether the kernels take the norm too: all in one type, in no other of autocast's."""
+    if traced(x) or not kernels_take(x, *weights) or not kernels_take(norm.weight):
+        return False
+    return x.shape[-1] <= WIDEST and x.numel() > 0 and not torch.is_autocast_enabled("cuda")
 
 
 def gated_norm_linear(

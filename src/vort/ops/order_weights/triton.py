@@ -247,11 +247,10 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     polynomials, order, gate = dense(inputs[0]), dense(inputs[1]), dense(inputs[2])
     (weights,) = _shapes(inputs)
     count, sizes = _blocks(inputs)
-    with torch.cuda.device_of(order):  # the GPU that holds the data, whichever is current
-        launch(
-            forward_kernel, count, polynomials, order, gate, weights, order.numel(),
-            HAS_GATE=gate is not None, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        forward_kernel, count, polynomials, order, gate, weights, order.numel(),
+        HAS_GATE=gate is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     return (weights,)
 
 
@@ -260,11 +259,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     d_order = order.new_empty(order.shape)
     d_gate = None if gate is None else gate.new_empty(gate.shape)
     count, sizes = _blocks(inputs)
-    with torch.cuda.device_of(order):
-        launch(
-            backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
-            order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
+        order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     return d_order, d_gate
 
 
@@ -291,13 +289,33 @@ class RoutingInputs(NamedTuple):
     """The arguments of `routing_weights_fused`."""
 
     logits: Tensor
-    bias: Tensor
-    extra: Tensor | None
+    order_bias: Tensor
+    write_bias: Tensor | None
+    read_bias: Tensor | None
+    more: Tensor | None
+    more_weight: Tensor | None
     polynomials: Tensor
-    num_heads: int
     order_min: float
-    has_gate: bool
-    has_read: bool
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.order_bias.shape[0]
+
+    def bias(self) -> Tensor:
+        """Of a whole row of logits."""
+        return torch.cat([x for x in self[1:4] if x is not None])
+
+    def extra(self) -> Tensor | None:
+        """`[tokens, H]`, what `more` adds to the orders' logits."""
+        if self.more is None or self.more_weight is None:
+            return None
+        return self.more_rows() @ self.more_weight.to(self.logits.dtype).T
+
+    def more_rows(self) -> Tensor:
+        """`more` as rows in the type of the logits."""
+        assert self.more is not None
+        return self.more.reshape(-1, self.more.shape[-1]).to(self.logits.dtype)
 
 
 def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
@@ -308,53 +326,57 @@ def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     height = NUMBERS // max(wide, 4)
     constants = {
         "H": inputs.num_heads, "S": scales, "N": coefficients, "BS": wide, "BR": height,
-        "HAS_GATE": inputs.has_gate, "HAS_READ": inputs.has_read,
-        "HAS_EXTRA": inputs.extra is not None, "tile": WHOLE,
+        "HAS_GATE": inputs.write_bias is not None, "HAS_READ": inputs.read_bias is not None,
+        "HAS_EXTRA": inputs.more is not None, "tile": WHOLE,
     }  # fmt: skip
     return rows, -(-rows // height), constants
 
 
-def _routing_shapes(inputs: RoutingInputs) -> Some:
-    shape = (*inputs.logits.shape[:-1], inputs.num_heads)
-    order = inputs.logits.new_empty(shape, dtype=torch.float32)
-    write = order.new_empty(*shape, inputs.polynomials.shape[0])
-    return order, write, torch.empty_like(write) if inputs.has_read else None
-
-
 def _routing_forward(inputs: RoutingInputs) -> Tensors:
-    given: Some = tuple(dense(x) for x in inputs[:4])
-    logits, bias, extra, polynomials = given
+    logits, polynomials = dense(inputs.logits), dense(inputs.polynomials)
     rows, count, constants = _routing_sizes(inputs)
-    found = _routing_shapes(inputs)
-    with torch.cuda.device_of(logits):
-        launch(
-            routing_kernel, count, logits, bias, extra, polynomials, *found, rows,
-            logits.shape[-1], inputs.order_min, **constants,
-        )  # fmt: skip
-    return found
+    shape = (*logits.shape[:-1], inputs.num_heads)
+    order = logits.new_empty(shape, dtype=torch.float32)
+    write = order.new_empty(*shape, polynomials.shape[0])
+    read = None if inputs.read_bias is None else torch.empty_like(write)
+    launch(
+        routing_kernel, count, logits, inputs.bias(), inputs.extra(), polynomials, order, write,
+        read, rows, logits.shape[-1], inputs.order_min, **constants,
+    )  # fmt: skip
+    return order, write, read
 
 
 def _routing_backward(
     inputs: RoutingInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
-    given: Some = tuple(dense(x) for x in inputs[:4])
-    logits, bias, extra, polynomials = given
+    logits, polynomials = dense(inputs.logits), dense(inputs.polynomials)
     rows, count, constants = _routing_sizes(inputs)
-    came: Some = tuple(dense(g) for g in grads)
-    dorder, dwrite, dread = came
-    _, write, read = _routing_shapes(inputs)
-    dwrite = torch.zeros_like(write) if dwrite is None else dwrite
-    dread = torch.zeros_like(read) if dread is None and read is not None else dread
+    dorder, dwrite, dread = grads
+    shape = (rows, polynomials.shape[0])
+    if dwrite is None:
+        dwrite = logits.new_zeros(shape, dtype=torch.float32)
+    if dread is None and inputs.read_bias is not None:
+        dread = torch.zeros_like(dwrite)
     dlogits = torch.empty_like(logits)
+    extra = inputs.extra()
     dextra = None if extra is None else torch.empty_like(extra)
-    with torch.cuda.device_of(logits):
-        launch(
-            routing_gradient_kernel, count, logits, bias, extra, polynomials, dorder, dwrite,
-            dread, dlogits, dextra, rows, logits.shape[-1], inputs.order_min,
-            HAS_DORDER=dorder is not None, **constants,
-        )  # fmt: skip
-    dbias = dlogits.flatten(0, -2).sum(0, dtype=torch.float32).to(bias.dtype)
-    return dlogits, dbias, dextra
+    launch(
+        routing_gradient_kernel, count, logits, inputs.bias(), extra, polynomials, dense(dorder),
+        dense(dwrite), dense(dread), dlogits, dextra, rows, logits.shape[-1], inputs.order_min,
+        HAS_DORDER=dorder is not None, **constants,
+    )  # fmt: skip
+    sums = dlogits.flatten(0, -2)
+    # column sums as a product: PyTorch's own sum gives few threads to few columns
+    dbias = torch.mm(sums.new_ones(1, sums.shape[0]), sums)[0]
+    biases = [x for x in inputs[1:4] if x is not None]
+    parts = iter(dbias.split([x.shape[0] for x in biases]))
+    dbiases = [None if x is None else next(parts).to(x.dtype) for x in inputs[1:4]]
+    dmore = dweight = None
+    if dextra is not None and inputs.more is not None and inputs.more_weight is not None:
+        dweight = (dextra.T @ inputs.more_rows()).to(inputs.more_weight.dtype)
+        dmore = (dextra @ inputs.more_weight.to(dextra.dtype)).view(inputs.more.shape)
+        dmore = dmore.to(inputs.more.dtype)
+    return dlogits, *dbiases, dmore, dweight
 
 
 _routing_weights = custom_op(
@@ -362,18 +384,19 @@ _routing_weights = custom_op(
     RoutingInputs,
     _routing_forward,
     _routing_backward,
-    _routing_shapes,
+    None,
     outputs=("order", "write", "read"),
     shown=3,
-    gradients=("logits", "bias", "extra"),
+    gradients=("logits", "order_bias", "write_bias", "read_bias", "more", "more_weight"),
 )
 
 
 def routing_weights_fused(inputs: RoutingInputs) -> tuple[Tensor, Tensor, Tensor | None]:
     """Orders `[..., H]`, write weights and read weights `[..., H, S]` (or None), all float32.
 
-    logits `[..., H (1 + gate + S read)]` and bias of that width, in bfloat16 or float32; extra
-    `[..., H]` is added to the orders' logits; polynomials `[S, degree + 1]` of the basis, float32.
+    logits `[..., H (1 + gate + S read)]` in bfloat16 or float32, a bias for each part that is
+    there: `[H]`, `[H]`, `[H S]`; more `[..., F]` with more_weight `[H, F]` adds to the orders'
+    logits; polynomials `[S, degree + 1]` of the basis, float32. Not to be traced.
     """
     order, write, read = _routing_weights(inputs)
     return order, write, read
