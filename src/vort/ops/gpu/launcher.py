@@ -97,7 +97,7 @@ def launch(kernel: Any, grid: int, *arguments: Any, tile: Tile, **constants: Any
     if grid == 0:
         return
     index = arguments[0].device.index
-    if index is not None and index != torch.cuda.current_device():
+    if index is not None and index != torch._C._cuda_getDevice():
         with torch.cuda.device(index):
             launch(kernel, grid, *arguments, tile=tile, **constants)
         return
