@@ -39,11 +39,12 @@ class _Piece(NamedTuple):
     cu_seqlens: Tensor | None
     output_state: bool
     in_place: bool
+    delta: Tensor | None
     norm: Norm | None
 
 
 class _Mixed(NamedTuple):
-    """What a piece becomes: hidden states as they came, output, state, orders."""
+    """What a piece becomes: hidden states before their norm, output, state, orders."""
 
     hidden_states: Tensor
     output: Tensor
@@ -195,22 +196,23 @@ class VortAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
         entity_mask: Tensor | None = None,
         *,
+        delta: Tensor | None = None,
         output_orders: bool = False,
     ) -> Any:
-        """Hidden states, then what `forward` returns for their norm.
+        """Hidden states + delta, then what `forward` returns for the norm of that.
 
-        What else reads the hidden states should read those that are returned: their gradients are
-        summed where the norm's is made.
+        What else reads the sum should read the one that is returned: its gradients are added up
+        where the norm's is made.
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
         length = hidden_states.shape[1]
-        residual, first = hidden_states, None
-        if norm is not None:
-            if attention_mask is None and cu_seqlens is None:
-                first = norm.fused()
-            else:
-                hidden_states = norm(hidden_states)
+        first = None if norm is None else norm.fused()
+        if delta is not None and (attention_mask is not None or cu_seqlens is not None):
+            hidden_states, delta = hidden_states + delta, None
+        residual = hidden_states
+        if norm is not None and (attention_mask is not None or cu_seqlens is not None):
+            hidden_states, first = norm(hidden_states), None
         mask, rows = attention_mask, hidden_states
         if cu_seqlens is not None and attention_mask is not None:
             raise ValueError("give attention_mask or cu_seqlens, not both")
@@ -226,7 +228,7 @@ class VortAttention(nn.Module):
         single = length == 1 and padding is None and cu_seqlens is None
         in_place = single and use_cache and getattr(past_key_values, "in_place", False)
         packed = None if stateful else cu_seqlens
-        piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place, first)
+        piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place, delta, first)
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
@@ -284,7 +286,7 @@ class VortAttention(nn.Module):
             along = self.memory.along(x)
             if along is not None:
                 groups.append(along.weights)
-            residual, x, first, *rest = products(x, *groups, norm=piece.norm)
+            residual, x, first, *rest = products(x, *groups, delta=piece.delta, norm=piece.norm)
             if along is not None:
                 along = along._replace(product=rest.pop())
             if self.g_proj is not None:
@@ -292,9 +294,8 @@ class VortAttention(nn.Module):
                 first, gate = (first, rest[0]) if rest else (first[..., :-size], first[..., -size:])
             parts = [first]
         else:
-            residual = x
-            if piece.norm is not None:
-                x = rms_norm(x, *piece.norm)
+            x = residual = x if piece.delta is None else x + piece.delta
+            x = x if piece.norm is None else rms_norm(x, *piece.norm)
             parts = [projection(x) for projection in projections]
             gate = None if self.g_proj is None else self.g_proj(x)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)

@@ -18,7 +18,13 @@ from vort.layers import RMSNorm, VortAttention
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
-from vort.ops.linear import gated_mlp, is_plain, is_watched, linear_cross_entropy
+from vort.ops.linear import (
+    gated_mlp,
+    is_plain,
+    is_watched,
+    linear_cross_entropy,
+    products,
+)
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
@@ -72,19 +78,33 @@ class VortBlock(GradientCheckpointingLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Hidden states after the block, and orders if asked for."""
+    def forward(
+        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after the block, and orders if asked for.
+
+        delta: still to be added to the hidden states, as `deferred` leaves it.
+        """
+        hidden_states, delta, order = self.deferred(hidden_states, delta, **kwargs)
+        return hidden_states if delta is None else hidden_states + delta, order
+
+    def deferred(
+        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`forward`, the last sum left to whoever reads it: hidden states, delta, orders."""
         attention, mlp = self.self_attn, self.mlp
         norms = (self.input_layernorm, self.post_attention_layernorm)
         projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         if is_plain(hidden_states, *projections) and not is_watched(attention, mlp, *norms):
-            hidden_states, *mixed = attention.after_norm(norms[0], hidden_states, **kwargs)
+            found = attention.after_norm(norms[0], hidden_states, delta=delta, **kwargs)
+            hidden_states, *mixed = found
             hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
         else:
+            hidden_states = hidden_states if delta is None else hidden_states + delta
             mixed = attention(norms[0](hidden_states), **kwargs)
             hidden_states = hidden_states + mixed[0]
-            delta = mlp(norms[1](hidden_states))
-        return hidden_states + delta, mixed[2] if len(mixed) > 2 else None
+            hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
+        return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
 
 
 class VortPreTrainedModel(PreTrainedModel):
@@ -203,21 +223,32 @@ class VortModel(VortPreTrainedModel):
         states: list[Tensor] = []
         orders: list[Tensor | None] = []
         mask = _mask_of(attention_mask, hidden)
+        options = {
+            "attention_mask": mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
+            "cu_seqlens": cu_seqlens,
+            "entity_mask": entity_mask,
+            "output_orders": output_orders,
+        }
+        # Where kernels add a block's result as they norm it for the next, it is left to them.
+        whole = output_hidden_states or (self.gradient_checkpointing and self.training)
+        whole = whole or not is_plain(hidden) or is_watched(self.norm)
+        delta: Tensor | None = None
         for block in self.layers:
-            states.append(hidden)
-            hidden, order = block(
-                hidden,
-                attention_mask=mask,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                cu_seqlens=cu_seqlens,
-                entity_mask=entity_mask,
-                output_orders=output_orders,
-            )
+            if whole or is_watched(block):
+                hidden = hidden if delta is None else hidden + delta
+                states.append(hidden)
+                (hidden, order), delta = block(hidden, **options), None
+            else:
+                hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
             orders.append(order)
-        hidden = self.norm(hidden)
+        if delta is None:
+            hidden = self.norm(hidden)
+        else:
+            _, hidden = products(hidden, delta=delta, norm=self.norm.fused())
         result = VortModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=hidden,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
             hidden_states=(*states, hidden) if output_hidden_states else None,  # type: ignore[arg-type]
             orders=tuple(orders) if output_orders else None,

@@ -85,7 +85,7 @@ def _mlp(delta: bool, norm: bool) -> Check:
     return check
 
 
-def _products(norm: bool, groups: tuple[int, ...], width: int = 32) -> Check:
+def _products(delta: bool, norm: bool, groups: tuple[int, ...], width: int = 32) -> Check:
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.ops.linear.triton import products_fused
 
@@ -93,6 +93,7 @@ def _products(norm: bool, groups: tuple[int, ...], width: int = 32) -> Check:
         names = [f"w{i}" for i in range(sum(groups))]
         inputs: dict[str, Tensor | None] = {
             "x": normal(3, 7, width),
+            "delta": normal(3, 7, width) if delta else None,
             "norm": 1 + 0.3 * normal(width) if norm else None,
             **{name: normal(5 + 3 * i, width) / 6 for i, name in enumerate(names)},
         }
@@ -101,12 +102,13 @@ def _products(norm: bool, groups: tuple[int, ...], width: int = 32) -> Check:
             left = iter(weights.values())
             return [[next(left) for _ in range(size)] for size in groups]
 
-        def exact(x: Tensor, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
-            n = _norm(x * 1, norm)
-            return x * 1, n * 1, *(n @ torch.cat(w).T for w in grouped(weights))
+        def exact(x: Tensor, delta: Any, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
+            total = x * 1 if delta is None else x + delta
+            n = _norm(total, norm)
+            return total, n * 1, *(n @ torch.cat(w).T for w in grouped(weights))
 
-        def fused(x: Tensor, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
-            return products_fused(x, grouped(weights), norm, 1e-6)
+        def fused(x: Tensor, delta: Any, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
+            return products_fused(x, grouped(weights), delta, norm, 1e-6)
 
         return compare(fused, exact, inputs)
 
@@ -246,9 +248,10 @@ CHECKS: dict[str, Check] = {
     "gated_mlp": _mlp(True, True),
     "gated_mlp without delta": _mlp(False, True),
     "gated_mlp alone": _mlp(False, False),
-    "products": _products(True, (3, 1, 2)),
-    "products of 1024": _products(True, (1,), 1024),
-    "products without norm": _products(False, (2, 1)),
+    "products": _products(True, True, (3, 1, 2)),
+    "products of 1024": _products(False, True, (1,), 1024),
+    "products without norm": _products(False, False, (2, 1)),
+    "sum and norm": _products(True, True, ()),
     "gated_norm_linear": _gated_norm(True, True, True),
     "gated_norm_linear without other": _gated_norm(False, True, True),
     "gated_norm_linear without gate": _gated_norm(True, False, True),

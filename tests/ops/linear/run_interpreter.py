@@ -48,6 +48,34 @@ def a_block_of_kernels_equals_one_without() -> None:
             assert error <= 2e-5 * truth[name].norm() + 1e-7, (name, options)
 
 
+def a_model_of_kernels_equals_one_without() -> None:
+    """The loss and its gradients; hidden states asked for are whole ones."""
+    (loss, states, gradients), (wanted, true_states, truth) = (_model(f) for f in (True, False))
+    assert (loss - wanted).abs() <= 1e-5 * wanted
+    for got, true in zip(states, true_states, strict=True):
+        assert (got - true).norm() <= 1e-5 * true.norm()
+    for name, gradient in gradients.items():
+        assert (gradient - truth[name]).norm() <= 3e-5 * truth[name].norm() + 1e-7, name
+
+
+def _model(fused: bool) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+    from vort.models import VortConfig, VortForCausalLM
+
+    with _kernels(fused):
+        torch.manual_seed(0)
+        config = VortConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, sliding_window=3,
+            horizon=100, num_scales=2, intermediate_size=24, vocab_size=11,
+        )  # fmt: skip
+        model = VortForCausalLM(config).train()
+        ids = torch.randint(11, (1, 6))
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        with torch.no_grad():
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        return loss.detach(), states, {n: p.grad for n, p in model.named_parameters()}
+
+
 def _block(fused: bool, options: dict[str, bool]) -> tuple[Tensor, dict[str, Tensor]]:
     from vort.models import VortConfig
     from vort.models.modeling_vort import VortBlock

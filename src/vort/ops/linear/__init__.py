@@ -48,8 +48,19 @@ def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()
 
 
 def is_watched(*modules: nn.Module) -> bool:
-    """Whether somebody has hooked one of the modules, and so must see it called."""
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in modules)
+    """Whether somebody has hooked, replaced or compiled the call of a module, and must be called.
+
+    Hugging Face's accelerate replaces `forward` on the instance.
+    """
+    return any(
+        m._forward_hooks
+        or m._forward_pre_hooks
+        or m._backward_hooks
+        or m._backward_pre_hooks
+        or m._compiled_call_impl is not None
+        or "forward" in m.__dict__
+        for m in modules
+    )
 
 
 def _is_bare(module: Any, kinds: tuple[type, ...]) -> bool:
@@ -65,27 +76,34 @@ class Norm(NamedTuple):
     eps: float
 
 
-def products(x: Tensor, *groups: Sequence[Tensor], norm: Norm | None = None) -> tuple[Tensor, ...]:
-    """x, n = norm(x) (x itself without a norm), and n W^T for each group of weights.
+def products(
+    x: Tensor,
+    *groups: Sequence[Tensor],
+    delta: Tensor | None = None,
+    norm: Norm | None = None,
+) -> tuple[Tensor, ...]:
+    """x + delta, its norm n, and n W^T for each group of weights. What is None is left out.
 
     A group is weights `[out, in]` whose rows are joined: one product for all of them. Gradients to
-    x are summed in one place: what else reads x or n should read those that are returned.
+    the sum are added up in one place: what else reads it or n should read those returned.
 
     >>> x, w = torch.randn(2, 5, 8), torch.randn(3, 8)
     >>> [y.shape for y in products(x, [w, w])]
     [torch.Size([2, 5, 8]), torch.Size([2, 5, 8]), torch.Size([2, 5, 6])]
     """
     weights = [w for group in groups for w in group]
-    if norm is not None and not _norms(x, weights, norm):
-        _, *found = products(rms_norm(x, *norm), *groups)
-        return x, *found
+    if not _takes_all(x, delta, norm, weights):
+        total = x if delta is None else x + delta
+        _, *found = products(total if norm is None else rms_norm(total, *norm), *groups)
+        return total, *found
     x, *weights = _for_products(x, *weights)
     if kernels_take(x, *weights) and not traced(x) and len(weights) <= 8 and x.numel():
         from .triton import products_fused
 
         weight, eps = (None, 0.0) if norm is None else norm
         left = iter(weights)
-        return products_fused(x, [[next(left) for _ in group] for group in groups], weight, eps)
+        parts = [[next(left) for _ in group] for group in groups]
+        return products_fused(x, parts, delta, weight, eps)
     return x, x, *(F.linear(x, w[0] if len(w) == 1 else torch.cat(list(w))) for w in groups)
 
 
@@ -108,8 +126,7 @@ def gated_mlp(
     (torch.Size([2, 5, 8]), True)
     """
     weights = [gate, up, down]
-    same = delta is None or (norm is not None and delta.dtype == x.dtype)
-    if not same or (norm is not None and not _norms(x, weights, norm)):
+    if not _takes_all(x, delta, norm, weights):
         total = x if delta is None else x + delta
         normed = total if norm is None else rms_norm(total, *norm)
         return total, gated_mlp(normed, *weights)[1]
@@ -125,11 +142,16 @@ def gated_mlp(
     return x, F.linear(F.silu(F.linear(read, gate)) * F.linear(read, up), down)
 
 
-def _norms(x: Tensor, weights: Sequence[Tensor], norm: Norm) -> bool:
-    """Whether the kernels take the norm too: all in one type, in no other of autocast's."""
-    if traced(x) or not kernels_take(x, *weights) or not kernels_take(norm.weight):
+def _takes_all(
+    x: Tensor, delta: Tensor | None, norm: Norm | None, weights: Sequence[Tensor]
+) -> bool:
+    """Whether the ops take sum and norm too: all in one type, in no other of autocast's."""
+    if norm is None:
+        return delta is None
+    summed = delta is None or (delta.dtype == x.dtype and delta.shape == x.shape)
+    if not summed or traced(x) or not kernels_take(x, *weights) or not kernels_take(norm.weight):
         return False
-    return x.shape[-1] <= WIDEST and x.numel() > 0 and not torch.is_autocast_enabled("cuda")
+    return 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and not torch.is_autocast_enabled("cuda")
 
 
 def gated_norm_linear(

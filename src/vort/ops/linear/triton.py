@@ -199,6 +199,7 @@ class ProductInputs(NamedTuple):
     """The arguments of `products_fused`."""
 
     x: Tensor
+    delta: Tensor | None
     norm: Tensor | None
     w0: Tensor | None
     w1: Tensor | None
@@ -213,7 +214,7 @@ class ProductInputs(NamedTuple):
 
     def groups(self) -> list[list[Tensor]]:
         """The weights, as many to a group as `sizes` says."""
-        weights: Any = iter(self[2 : 2 + MOST])
+        weights: Any = iter(self[3 : 3 + MOST])
         return [[next(weights) for _ in range(size)] for size in self.sizes]
 
 
@@ -231,18 +232,21 @@ def _parted(joined: Tensor, weights: list[Tensor]) -> list[Tensor]:
 
 
 def _products(inputs: ProductInputs) -> Tensors:
-    x, norm = inputs.x, inputs.norm
-    flat = _dense_rows(x)
-    normed = flat if norm is None else norm_rows(flat, norm, inputs.eps)[1]
+    x, delta, norm = inputs[:3]
+    total = normed = _dense_rows(x)
+    if norm is not None:
+        rows = None if delta is None else _dense_rows(delta)
+        total, normed = norm_rows(total, norm, inputs.eps, rows)
     found = [(normed @ _joined(w).T).view(*x.shape[:-1], -1) for w in inputs.groups()]
-    return x.view_as(x), normed.view(x.shape), *found, *[None] * (MOST - len(found))
+    same = x.view_as(x) if delta is None else total.view(x.shape)
+    return same, normed.view(x.shape), *found, *[None] * (MOST - len(found))
 
 
 def _products_back(
     inputs: ProductInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
-    x, norm = _dense_rows(inputs.x), inputs.norm
-    normed = x if norm is None else norm_rows(x, norm, inputs.eps)[1]
+    total, norm = _dense_rows(kept[0]), inputs.norm
+    normed = total if norm is None else norm_rows(total, norm, inputs.eps)[1]
     along, dnormed = (None if g is None else _flat(g) for g in grads[:2])
     own = False
     if norm is None and along is not None:
@@ -265,9 +269,10 @@ def _products_back(
     found += [None] * (MOST - len(found))
     dx, dnorm = dnormed, None
     if norm is not None:
-        dnormed = torch.zeros_like(x) if dnormed is None else dnormed.contiguous()
-        dx, dnorm = norm_rows_back(dnormed, dense(along), x, norm, inputs.eps)
-    return None if dx is None else dx.view(inputs.x.shape), dnorm, *found
+        dnormed = torch.zeros_like(total) if dnormed is None else dnormed.contiguous()
+        dx, dnorm = norm_rows_back(dnormed, dense(along), total, norm, inputs.eps)
+    dx = None if dx is None else dx.view(kept[0].shape)
+    return dx, dx, dnorm, *found
 
 
 class MlpInputs(NamedTuple):
@@ -458,9 +463,11 @@ _products_op = custom_op(
     _products,
     _products_back,
     None,
-    outputs=("x", "normed", *(f"y{i}" for i in range(MOST))),
+    outputs=("total", "normed", *(f"y{i}" for i in range(MOST))),
     shown=2 + MOST,
-    gradients=("x", "norm", *_WEIGHTS),
+    saved=("total",),
+    gradients=("x", "delta", "norm", *_WEIGHTS),
+    forget=("x", "delta"),
 )
 _mlp_op = custom_op(
     "vort::gated_mlp",
@@ -495,17 +502,19 @@ _loss_op = custom_op(
 
 
 def products_fused(
-    x: Tensor, groups: Sequence[Sequence[Tensor]], norm: Tensor | None, eps: float
-) -> tuple[Tensor, ...]:
-    """x, norm(x), and norm(x) W^T for each group of weights, their rows joined.
+    x: Tensor, groups: Sequence[Sequence[Tensor]], delta: Tensor | None, norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """x + delta, its norm n, and n W^T for each group of weights, their rows joined.
 
-    Only x is kept for the backward, and the gradient to it is summed inside the products. Not to
-    be traced: without a norm two outputs are views of x.
+    Only the sum is kept for the backward, and the gradient to it is summed inside the products. A
+    delta needs a norm. Not to be traced: both summands have one gradient, and without a norm two
+    outputs are views of x.
     """
     weights = [w for group in groups for w in group]
     given: Any = [*weights, *[None] * (MOST - len(weights))]
     sizes = tuple(len(group) for group in groups)
-    inputs = ProductInputs._make((x, norm, *given, float(eps), sizes))
+    inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes))
     return _products_op(inputs)[: 2 + len(sizes)]
 
 
