@@ -11,10 +11,24 @@ from torch import Tensor, nn
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.padding import Padding
 
-__all__ = ["Memory", "MemoryInputs", "MemoryOutput", "State", "StepWeights"]
+__all__ = ["Along", "Memory", "MemoryInputs", "MemoryOutput", "State", "StepWeights"]
 
 State = Mapping[str, Tensor]
 """What a memory keeps between calls: named tensors whose first axis counts sequences."""
+
+
+class Along(NamedTuple):
+    """A product that a layer takes for its memory, along with its own projections.
+
+    Attributes:
+        weights: `[out, hidden_size]` each, to be multiplied by the hidden states as one.
+        rest: what the memory wants back with the product.
+        product: `[B, T, sum of out]`, once it is there.
+    """
+
+    weights: list[Tensor]
+    rest: tuple[Tensor, ...] = ()
+    product: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,7 @@ class MemoryInputs:
         padding: where the tokens are, if some rows are padded; they stand at the front of rows.
         cu_seqlens: `[N + 1]` bounds of packed sequences with B = 1; then no state is involved.
         in_place: the state is the memory's to overwrite: a step of decoding into fixed buffers.
+        along: what `Memory.along` asked for, with its product.
     """
 
     hidden_states: Tensor
@@ -42,6 +57,7 @@ class MemoryInputs:
     padding: Padding | None = None
     cu_seqlens: Tensor | None = None
     in_place: bool = False
+    along: Along | None = None
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -147,6 +163,10 @@ class Memory(nn.Module, ABC):
     def needs_entropy(self) -> bool:
         """Whether the layer must compute the entropy of its local attention."""
         return False
+
+    def along(self, x: Tensor) -> Along | None:
+        """Weights whose product with hidden states like x the layer should take; None: none."""
+        return None
 
     @abstractmethod
     def forward(

@@ -15,12 +15,20 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import RMSNorm, VortAttention
-from vort.layers.step import attention_step, is_plain_norm
+from vort.layers.step import attention_step
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import graph_for
-from vort.ops.linear import few_rows, gated_linear, is_plain, linear_cross_entropy
-from vort.ops.rms_norm import add_rms_norm
+from vort.ops.gpu.launcher import kernels_take
+from vort.ops.linear import (
+    Norm,
+    few_rows,
+    gated_mlp,
+    is_plain,
+    is_watched,
+    linear_cross_entropy,
+    products,
+)
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
@@ -54,24 +62,25 @@ class VortMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden_size]` in and out."""
-        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if is_plain(x, gate, up, down) and few_rows(x, gate.weight, up.weight, down.weight):
-            return self.step(x)
-        if is_plain(x, gate, up, down):
-            joined = torch.cat([self.gate_proj.weight, self.up_proj.weight])
-            return gated_linear(nn.functional.linear(x, joined), self.down_proj.weight)
+        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
+            return self.after_norm(None, x, None)[1]
         result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return result
 
-    def step(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
-        """The same of few rows, in two launches; with a norm x + mlp(norm(x))."""
+    def after_norm(
+        self, norm: RMSNorm | None, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta, and what `forward` makes of its norm, past the projections themselves."""
+        first = None if norm is None else norm.fused()
+        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return gated_mlp(x, *weights, delta=delta, norm=first)
+
+    def step(self, norm: Norm, x: Tensor) -> Tensor:
+        """x + `forward` of its norm, for the few rows of a step of decoding."""
         from vort.ops.linear.few import few_gated, few_products
 
-        gate, up, down = (p.weight for p in (self.gate_proj, self.up_proj, self.down_proj))
-        if norm is None:
-            return few_products(few_gated(x, gate, up), down)
-        inner = few_gated(x, gate, up, norm=norm.weight, eps=norm.eps or 0.0)
-        return few_products(inner, down, residual=x)
+        inner = few_gated(x, self.gate_proj.weight, self.up_proj.weight, norm=norm)
+        return few_products(inner, self.down_proj.weight, residual=x)
 
 
 class VortBlock(GradientCheckpointingLayer):
@@ -84,24 +93,41 @@ class VortBlock(GradientCheckpointingLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Hidden states after the block, and orders if asked for."""
-        stepped = self._step(hidden_states, **kwargs)
+    def forward(
+        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after the block, and orders if asked for.
+
+        delta: still to be added to the hidden states, as `deferred` leaves it.
+        """
+        hidden_states, delta, order = self.deferred(hidden_states, delta, **kwargs)
+        return hidden_states if delta is None else hidden_states + delta, order
+
+    def deferred(
+        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`forward`, the last sum left to whoever reads it: hidden states, delta, orders."""
+        stepped = self._step(hidden_states, delta, **kwargs)
         if stepped is not None:
-            return stepped, None
-        mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        norm = self.post_attention_layernorm
-        if norm._forward_hooks or norm._forward_pre_hooks or norm.eps is None:
-            hidden_states = hidden_states + mixed[0]
-            normed = norm(hidden_states)
+            return stepped, None, None
+        attention, mlp = self.self_attn, self.mlp
+        norms = (self.input_layernorm, self.post_attention_layernorm)
+        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        if is_plain(hidden_states, *projections) and not is_watched(attention, mlp, *norms):
+            found = attention.after_norm(norms[0], hidden_states, delta=delta, **kwargs)
+            hidden_states, *mixed = found
+            hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
         else:
-            hidden_states, normed = add_rms_norm(hidden_states, mixed[0], norm.weight, norm.eps)
-        hidden_states = hidden_states + self.mlp(normed)
-        return hidden_states, mixed[2] if len(mixed) > 2 else None
+            hidden_states = hidden_states if delta is None else hidden_states + delta
+            mixed = attention(norms[0](hidden_states), **kwargs)
+            hidden_states = hidden_states + mixed[0]
+            hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
+        return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
 
     def _step(
         self,
         x: Tensor,
+        delta: Tensor | None,
         past_key_values: Any = None,
         use_cache: bool = False,
         output_orders: bool = False,
@@ -116,15 +142,16 @@ class VortBlock(GradientCheckpointingLayer):
         given = output_orders or any(x is not None for x in kwargs.values())
         if given or x.shape[1] != 1:
             return None
-        mlp, norm = self.mlp, self.post_attention_layernorm
-        if type(mlp) is not VortMLP or mlp._forward_hooks or mlp._forward_pre_hooks:
+        mlp, norms = self.mlp, (self.input_layernorm, self.post_attention_layernorm)
+        if type(mlp) is not VortMLP or is_watched(self.self_attn, mlp, *norms):
             return None
         if not is_plain(x, *mlp.children()) or not few_rows(x, *mlp.parameters()):
             return None
-        if not is_plain_norm(norm, x.dtype):
+        if not kernels_take(x, *(n.weight for n in norms)):
             return None
-        mixed = attention_step(self.self_attn, self.input_layernorm, x, past_key_values)
-        return None if mixed is None else mlp.step(mixed, norm)
+        x = x if delta is None else x + delta
+        mixed = attention_step(self.self_attn, norms[0].fused(), x, past_key_values)
+        return None if mixed is None else mlp.step(norms[1].fused(), mixed)
 
 
 class VortPreTrainedModel(PreTrainedModel):
@@ -251,21 +278,32 @@ class VortModel(VortPreTrainedModel):
         states: list[Tensor] = []
         orders: list[Tensor | None] = []
         mask = _mask_of(attention_mask, hidden)
+        options = {
+            "attention_mask": mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
+            "cu_seqlens": cu_seqlens,
+            "entity_mask": entity_mask,
+            "output_orders": output_orders,
+        }
+        # Where kernels add a block's result as they norm it for the next, it is left to them.
+        whole = output_hidden_states or (self.gradient_checkpointing and self.training)
+        whole = whole or not is_plain(hidden) or is_watched(self.norm)
+        delta: Tensor | None = None
         for block in self.layers:
-            states.append(hidden)
-            hidden, order = block(
-                hidden,
-                attention_mask=mask,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                cu_seqlens=cu_seqlens,
-                entity_mask=entity_mask,
-                output_orders=output_orders,
-            )
+            if whole or is_watched(block):
+                hidden = hidden if delta is None else hidden + delta
+                states.append(hidden)
+                (hidden, order), delta = block(hidden, **options), None
+            else:
+                hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
             orders.append(order)
-        hidden = self.norm(hidden)
+        if delta is None:
+            hidden = self.norm(hidden)
+        else:
+            _, hidden = products(hidden, delta=delta, norm=self.norm.fused())
         result = VortModelOutput(
-            last_hidden_state=hidden,
+            last_hidden_state=hidden,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
             hidden_states=(*states, hidden) if output_hidden_states else None,  # type: ignore[arg-type]
             orders=tuple(orders) if output_orders else None,

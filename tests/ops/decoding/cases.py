@@ -25,6 +25,7 @@ def _few(rows: int, inner: int, norm: bool = True) -> Check:
     """Several weights, rows of one of them apart; a residual; a gate."""
 
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+        from vort.ops.linear import Norm
         from vort.ops.linear.few import few_gated, few_products
 
         normal = random(device, dtype, seed)
@@ -32,7 +33,7 @@ def _few(rows: int, inner: int, norm: bool = True) -> Check:
         # (rows of a weight, numbers between them)
         kinds = ((20, 0), (5, 3), (17, 0), (3, 0), (8, 0), (2, 16), (40, 0))
         weights = [(normal(n, inner + e) / inner**0.5)[:, :inner] for n, e in kinds]
-        given: dict[str, Any] = {"norm": scale} if norm else {}
+        given: dict[str, Any] = {"norm": Norm(scale, 1e-6)} if norm else {}
         seen = rms(x.double(), scale.double()) if norm else x.double()
         truth = [seen @ w.double().T for w in weights]
         residual = normal(rows, 1, 20)

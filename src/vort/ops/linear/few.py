@@ -16,11 +16,9 @@ from torch import Tensor
 
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 from vort.ops.gpu.parts import let_next_start, wait_for_inputs
+from vort.ops.linear import MOST, Norm
 
 __all__ = ["few_gated", "few_products"]
-
-# Weights that one launch can take.
-MOST = 7
 
 
 @triton.jit
@@ -223,10 +221,10 @@ def _tile(rows: int, inner: int, gated: bool, dtype: torch.dtype) -> Any:
 
 
 def _run(
-    x: Tensor, weights: Sequence[Tensor], norm: Tensor | None, eps: float,
-    residual: Tensor | None, gated: bool,
+    x: Tensor, weights: Sequence[Tensor], norm: Norm | None, residual: Tensor | None, gated: bool
 ) -> Tensor:  # fmt: skip
     """One launch; x `[..., K]`, dense."""
+    scale, eps = (None, 0.0) if norm is None else norm
     inner = x.shape[-1]
     rows = x.numel() // inner
     sizes = [w.shape[0] for w in weights]
@@ -240,7 +238,7 @@ def _run(
     constants |= {f"T{i}": n for i, n in enumerate([*strides, *[0] * len(absent)])}
     with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
         launch(
-            few_kernel, sum(counts), x, norm, residual, out, *weights, *absent, rows, float(eps),
+            few_kernel, sum(counts), x, scale, residual, out, *weights, *absent, rows, float(eps),
             K=inner, BK=block, BN=tall, BR=high, **constants, HAS_NORM=norm is not None,
             HAS_RESIDUAL=residual is not None, GATED=gated, tile=tile,
         )  # fmt: skip
@@ -250,21 +248,18 @@ def _run(
 def few_products(
     x: Tensor,
     *weights: Tensor,
-    norm: Tensor | None = None,
-    eps: float = 1e-6,
+    norm: Norm | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
     """x W^T for up to seven weights W, side by side: `[..., sum of sizes]`.
 
     x `[..., K]` dense, weights `[N, K]` with dense rows, all of one type, bfloat16 or float32.
-    norm `[K]`: the weight of x's RMS norm, of which the products are then taken. residual has the
-    shape of the result and is added to it.
+    norm: of x, then the products are taken of that. residual has the shape of the result and is
+    added to it.
     """
-    return _run(x, weights, norm, eps, residual, gated=False)
+    return _run(x, weights, norm, residual, gated=False)
 
 
-def few_gated(
-    x: Tensor, gate: Tensor, up: Tensor, *, norm: Tensor | None = None, eps: float = 1e-6
-) -> Tensor:
+def few_gated(x: Tensor, gate: Tensor, up: Tensor, *, norm: Norm | None = None) -> Tensor:
     """silu(x gate^T) times x up^T `[..., F]`, both weights `[F, K]`; else as `few_products`."""
-    return _run(x, (gate, up), norm, eps, None, gated=True)
+    return _run(x, (gate, up), norm, None, gated=True)
