@@ -7,7 +7,7 @@ from transformers import DynamicCache
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, model_of, tokens
 from vort.layers import LayerStates
-from vort.models import VortCache
+from vort.models import VortCache, prefill
 
 LONG = 5 * WINDOW
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -211,3 +211,23 @@ def test_a_generated_token_brings_no_mask() -> None:
     model.generate(prompt, attention_mask=mask, max_new_tokens=4, **GREEDY)
     assert torch.equal(seen[0], mask)
     assert seen[1:] == [None] * 3
+
+
+@pytest.mark.parametrize("memory", ["vort", "softmax"])
+@torch.no_grad()
+def test_a_long_prompt_is_read_in_pieces(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = model_of(memory), tokens(2, LONG)
+    mask = torch.ones_like(prompt)
+    mask[0, : LONG // 2] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, **GREEDY}
+    whole = model.generate(prompt, **options)
+    calls = []
+    inner = model.model.forward
+    monkeypatch.setattr(
+        model.model,
+        "forward",
+        lambda *a, **k: calls.append(a[0].shape[1] if a else 1) or inner(*a, **k),
+    )
+    monkeypatch.setattr(prefill, "PIECE", 2 * (LONG // 3))
+    assert torch.equal(model.generate(prompt, **options), whole)
+    assert calls[:4] == [LONG // 3] * 3 + [LONG % 3][: LONG % 3 > 0] + [1] * (LONG % 3 == 0)

@@ -145,7 +145,8 @@ class Router(nn.Module):
             # Orders lie in range by construction, but for rounding.
             write, log_decay = shared_basis(order, self.basis, gate, validate=False)
             return Routing(write, log_decay, read, order)
-        write = nearest_bank(order, self._bank_orders.to(order)) @ self._bank_table.to(order)
+        orders, table = self._banks_on(order.device)
+        write = nearest_bank(order, orders.to(order)) @ table.to(order)
         write = write if gate is None else write * gate.unsqueeze(-1)
         return Routing(write, self.log_decay(order.device), read, order)
 
@@ -217,10 +218,17 @@ class Router(nn.Module):
             self._on_device[device] = self._log_decay.to(device)
         return self._on_device[device]
 
+    def _banks_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Orders of the banks and what each writes, kept on a device like `log_decay`."""
+        if device not in self._banks:
+            self._banks[device] = (self._bank_orders.to(device), self._bank_table.to(device))
+        return self._banks[device]
+
     def _calibrate(self, horizon: int) -> None:
         """Rates and weights for a horizon."""
         self.horizon = horizon
         self._on_device: dict[torch.device, Tensor] = {}
+        self._banks: dict[torch.device, tuple[Tensor, Tensor]] = {}
         banks, scales = self._rule
         if self.routing == "continuous":
             self.basis = fit_basis(horizon, scales, self.order_min)

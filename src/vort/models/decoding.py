@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vort.models.cache_vort import VortCache
 from vort.ops.linear import few_rows, is_plain
 
-__all__ = ["DecodeGraph", "graph_for"]
+__all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for"]
 
 _graphs: WeakKeyDictionary[nn.Module, dict[Any, "DecodeGraph"]] = WeakKeyDictionary()
 # The one that decoded last: it is asked first, for every token.
@@ -25,7 +25,7 @@ class DecodeGraph:
     """A recorded step: tokens in, logits out, states moved on in place."""
 
     def __init__(self, model: Any, cache: VortCache, tokens: Tensor) -> None:
-        self.made_for = _fingerprint(model)
+        self.made_for = fingerprint(model)
         self.place = model.lm_head.weight.data_ptr()
         self.resident: Any = None
         # Buffers of inference mode could not be written to outside of it.
@@ -115,7 +115,7 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     last = _last.get(model)
     if last is not None and last.goes_on(model, cache, tokens):
         return last
-    if not _can_record(model, cache):
+    if len(cache.states) == 0 or not _is_steady(model):
         return None
     known = _graphs.setdefault(model, {})
     shapes = tuple((x.shape, x.dtype) for x in cache.states[0].values())
@@ -124,7 +124,7 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     # Asked when a cache moves in, not for every token.
     if _hooked(model):
         return None
-    if graph is None or graph.made_for != _fingerprint(model):
+    if graph is None or graph.made_for != fingerprint(model):
         graph = known[key] = DecodeGraph(model, cache, tokens)
     _last[model] = graph
     return graph
@@ -139,10 +139,18 @@ def _may_replay(model: Any, tokens: Tensor) -> bool:
     return not torch.is_autocast_enabled("cuda")
 
 
-def _can_record(model: Any, cache: VortCache) -> bool:
-    """Whether a step is the same launches every time."""
+def can_record(model: Any, tokens: Tensor) -> bool:
+    """Whether a call for these tokens may be recorded: the same launches every time, none watched.
+
+    Not asked for every token: it looks at every module.
+    """
+    return _may_replay(model, tokens) and _is_steady(model) and not _hooked(model)
+
+
+def _is_steady(model: Any) -> bool:
+    """Whether the model's calls are the same launches every time, into states of fixed size."""
     memory = model.model.layers[0].self_attn.memory
-    return len(cache.states) > 0 and isinstance(model.lm_head, nn.Linear) and memory.records_steps
+    return isinstance(model.lm_head, nn.Linear) and memory.records_steps
 
 
 def _hooked(model: nn.Module) -> bool:
@@ -150,7 +158,7 @@ def _hooked(model: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def _fingerprint(model: Any) -> int:
+def fingerprint(model: Any) -> int:
     """Of weights, by place and version, and of horizons: a recording knows no others."""
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
     memories = [block.self_attn.memory for block in model.model.layers]

@@ -18,7 +18,8 @@ from vort.layers import RMSNorm, VortAttention
 from vort.layers.step import attention_step
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
-from vort.models.decoding import graph_for
+from vort.models.decoding import can_record, fingerprint, graph_for
+from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import (
     Norm,
@@ -372,6 +373,10 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
         if alone and quiet and entity_mask is None and use_cache is not False:
             replayed = self._replay(input_ids, attention_mask, past_key_values)
+            last = isinstance(logits_to_keep, int) and logits_to_keep == 1
+            if replayed is None and last and (use_cache or self.config.use_cache):
+                given = (input_ids, attention_mask, past_key_values)
+                replayed, past_key_values = self._read_prompt(*given)
             if replayed is not None:
                 step = VortCausalLMOutput(logits=replayed, past_key_values=past_key_values)
                 return step if _as_dict(return_dict, self.config) else step.to_tuple()
@@ -432,6 +437,35 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             return None
         graph = graph_for(self, cache, tokens)
         return None if graph is None else graph.step(tokens, cache)
+
+    def _read_prompt(
+        self, tokens: Tensor | None, mask: Tensor | None, cache: VortCache | None
+    ) -> tuple[Tensor | None, VortCache | None]:
+        """Logits after a prompt that is long, or of a shape seen before, and the cache after it.
+
+        No logits where a call of the model will do as well; see `vort.models.prefill`.
+        """
+        if torch.is_grad_enabled() or self.training or torch.compiler.is_compiling():
+            return None, cache
+        if tokens is None or tokens.dim() != 2 or not isinstance(cache, VortCache | None):
+            return None, cache
+        pieces = pieces_of(tokens)
+        shown = None if mask is None else _mask_of(mask, tokens)
+        records = tokens.shape[1] > 1 and shown is None and can_record(self, tokens)
+        if len(pieces) == 1 and not records:
+            return None, cache
+        cache = self.new_cache() if cache is None else cache
+        logits = None
+        for piece in pieces:
+            part = tokens[:, piece]
+            graph = prefill_graph_for(self, cache, part, fingerprint(self)) if records else None
+            if graph is not None:
+                logits = graph.run(part, cache)
+            elif len(pieces) > 1:
+                seen = None if shown is None else shown[:, piece]
+                found = self.model(part, seen, cache, use_cache=True).last_hidden_state
+                logits = self.lm_head(found[:, -1:])
+        return logits, cache
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
