@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vort.models.cache_vort import VortCache
 from vort.ops.linear import few_rows, is_plain
 
-__all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for"]
+__all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for", "is_steady"]
 
 _graphs: WeakKeyDictionary[nn.Module, dict[Any, "DecodeGraph"]] = WeakKeyDictionary()
 # The one that decoded last: it is asked first, for every token.
@@ -115,7 +115,7 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     last = _last.get(model)
     if last is not None and last.goes_on(model, cache, tokens):
         return last
-    if len(cache.states) == 0 or not _is_steady(model):
+    if len(cache.states) == 0 or not is_steady(model):
         return None
     known = _graphs.setdefault(model, {})
     shapes = tuple((x.shape, x.dtype) for x in cache.states[0].values())
@@ -144,10 +144,10 @@ def can_record(model: Any, tokens: Tensor) -> bool:
 
     Not asked for every token: it looks at every module.
     """
-    return _may_replay(model, tokens) and _is_steady(model) and not _hooked(model)
+    return _may_replay(model, tokens) and is_steady(model) and not _hooked(model)
 
 
-def _is_steady(model: Any) -> bool:
+def is_steady(model: Any) -> bool:
     """Whether the model's calls are the same launches every time, into states of fixed size."""
     memory = model.model.layers[0].self_attn.memory
     return isinstance(model.lm_head, nn.Linear) and memory.records_steps

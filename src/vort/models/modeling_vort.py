@@ -18,9 +18,9 @@ from vort.layers import RMSNorm, VortAttention
 from vort.layers.step import attention_step
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
-from vort.models.decoding import can_record, fingerprint, graph_for
+from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
 from vort.models.prefill import pieces_of, prefill_graph_for
-from vort.ops.gpu.launcher import kernels_take
+from vort.ops.gpu.launcher import has_triton, kernels_take
 from vort.ops.linear import (
     Norm,
     few_rows,
@@ -276,8 +276,6 @@ class VortModel(VortPreTrainedModel):
             past_key_values = self.new_cache()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        states: list[Tensor] = []
-        orders: list[Tensor | None] = []
         mask = _mask_of(attention_mask, hidden)
         options = {
             "attention_mask": mask,
@@ -287,8 +285,24 @@ class VortModel(VortPreTrainedModel):
             "entity_mask": entity_mask,
             "output_orders": output_orders,
         }
+        through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
+        hidden, states, orders = through(hidden, options, bool(output_hidden_states))
+        result = VortModelOutput(
+            last_hidden_state=hidden,  # type: ignore[arg-type]
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*states, hidden) if output_hidden_states else None,  # type: ignore[arg-type]
+            orders=tuple(orders) if output_orders else None,
+        )
+        return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+    def _through(
+        self, hidden: Tensor, options: dict[str, Any], keep: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+        """Hidden states after all blocks and the norm; before each block, if kept; all orders."""
+        states: list[Tensor] = []
+        orders: list[Tensor | None] = []
         # Where kernels add a block's result as they norm it for the next, it is left to them.
-        whole = output_hidden_states or (self.gradient_checkpointing and self.training)
+        whole = keep or (self.gradient_checkpointing and self.training)
         whole = whole or not is_plain(hidden) or is_watched(self.norm)
         delta: Tensor | None = None
         for block in self.layers:
@@ -303,13 +317,14 @@ class VortModel(VortPreTrainedModel):
             hidden = self.norm(hidden)
         else:
             _, hidden = products(hidden, delta=delta, norm=self.norm.fused())
-        result = VortModelOutput(
-            last_hidden_state=hidden,  # type: ignore[arg-type]
-            past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*states, hidden) if output_hidden_states else None,  # type: ignore[arg-type]
-            orders=tuple(orders) if output_orders else None,
-        )
-        return result if _as_dict(return_dict, self.config) else result.to_tuple()
+        return hidden, states, orders
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="on a GPU the blocks are kernels already, which torch.compile would take apart"
+    )
+    def _through_untraced(self, *given: Any) -> Any:
+        """`_through` as it is, whatever traces: compiled in seconds, and as fast as it is."""
+        return self._through(*given)
 
 
 class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
@@ -467,6 +482,18 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
                 logits = self.lm_head(found[:, -1:])
         return logits, cache
 
+    def _valid_auto_compile_criteria(
+        self, model_kwargs: dict[str, Any], generation_config: Any
+    ) -> bool:
+        """Not where a step is recorded and replayed anyway, unless `compile_config` asks for it."""
+        records = self.device.type == "cuda" and has_triton() and is_steady(self)
+        if records and generation_config.compile_config is None:
+            return False
+        valid: bool = super()._valid_auto_compile_criteria(  # type: ignore[misc]
+            model_kwargs, generation_config
+        )
+        return valid
+
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
@@ -581,6 +608,12 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() or not bool(mask.all()):
         return mask
     return None
+
+
+def _leaves_to_kernels(hidden: Tensor) -> bool:
+    """Whether torch.compile should leave the blocks alone; what is exported is traced."""
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return compiling and hidden.is_cuda and has_triton()
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
