@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vort.lab.tasks import Books
-from vort.lab.tasks.books import _join_short, load_corpus
+from vort.lab.tasks.books import _join_short
+from vort.lab.tasks.corpus import Document, find_source, load_corpus
 
 WIDTH = 33
 
