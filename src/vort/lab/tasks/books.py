@@ -1,7 +1,7 @@
 """Next-character prediction in long texts (table pg19): books, or a text of your own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
@@ -104,6 +104,12 @@ class Books(Task):
             split: _Texts(documents, self.length + 1, split, marks=self.marks)
             for split, documents in self.corpus.items()
         }
+
+    def of_length(self, length: int) -> "Books":
+        """The same texts in windows of another length; they are not read again."""
+        other = replace(self, length=length)
+        vars(other)["corpus"] = self.corpus
+        return other
 
     def size(self, split: Split) -> int | None:
         """Windows side by side in a split; training has no end."""

@@ -177,7 +177,7 @@ def _pass(scorer: Scorer, batch: dict[str, Tensor], mixed: bool) -> float:
     """Seconds of a pass forward and back, after one that warms up."""
     for _ in range(2):
         began = perf_counter()
-        _loss(scorer, batch, mixed).backward()  # type: ignore[no-untyped-call]
+        _loss(scorer, batch, mixed).backward()
         scorer.zero_grad(set_to_none=True)
         if batch["input_ids"].is_cuda:
             torch.cuda.synchronize()
