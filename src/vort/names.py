@@ -42,11 +42,12 @@ def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def typed(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def typed(kind: type, given: Mapping[str, Any], option: str = "") -> dict[str, Any]:
     """The settings `given` with the types of the dataclass `kind`; raise at one that has no such.
 
     What a command line or JSON spells otherwise is taken as meant: 1e3 is a whole number, 3 a
-    number, a list a tuple. Settings that `kind` does not have are left as they are.
+    number, a list a tuple. Settings that `kind` does not have are left as they are. `option` stands
+    before the name of a setting that is refused.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -63,7 +64,8 @@ def typed(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         found[name] = _as_type(types.get(name, Any), value)
         if found[name] is _MISFIT:
-            raise TypeError(f"{name} must be {_in_words(types[name])}, got {value!r}")
+            spelled = f"{option} {name}".strip()
+            raise TypeError(f"{spelled} must be {_in_words(types[name])}, got {value!r}")
     return found
 
 

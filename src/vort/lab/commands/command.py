@@ -27,8 +27,14 @@ class Command(TyperCommand):
             if os.environ.get(TRACEBACK) or not _is_users(problem):
                 raise
             options = {p.name: max(p.opts, key=len) for p in self.params if p.name}
-            typer.echo(f"vort {ctx.info_name}: {_in_a_line(problem, options)}", err=True)
+            typer.echo(f"vort {_name(ctx)}: {_in_a_line(problem, options)}", err=True)
             raise typer.Exit(2) from problem
+
+
+def _name(ctx: Any) -> str:
+    """What was typed after `vort`."""
+    above = "" if ctx.parent is None or ctx.parent.parent is None else _name(ctx.parent) + " "
+    return f"{above}{ctx.info_name}"
 
 
 def _is_users(problem: Exception) -> bool:
@@ -54,8 +60,9 @@ def _in_a_line(problem: Exception, options: dict[str, str]) -> str:
     else:
         text = str(problem) or type(problem).__name__
     text = " ".join(text.split())
-    # "steps must be ..." is about --steps, where there is such an option.
-    first = re.match(r"(\w+)(?= (must|needs|takes)\b)", text)
-    if first and options.get(first[0], "").startswith("--"):
-        text = options[first[0]] + text[first.end() :]
+    # "steps must be ..." and "log='wandb' needs ..." are about --steps and --log.
+    first = re.match(r"(\w+)(='(\w+)')? (?=must|needs|takes)", text)
+    if first and options.get(first[1], "").startswith("--"):
+        given = f" {first[3]}" if first[3] else ""
+        text = f"{options[first[1]]}{given} {text[first.end() :]}"
     return text

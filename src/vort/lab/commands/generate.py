@@ -37,6 +37,7 @@ def generate(
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
     if session is not None:
         check_writable(session, "--session")
+        session.parent.mkdir(parents=True, exist_ok=True)
     drawn = secrets.randbelow(2**31) if seed is None else seed
     state = _open(*load_model(model, device), session, drawn)
     _feed(state, sys.stdin.read() if prompt == "-" else prompt)

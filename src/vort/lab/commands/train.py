@@ -66,15 +66,15 @@ def train(
     from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
     from vort.lab.training.lock import hold
     from vort.models import VortConfig
-    from vort.names import typed
 
     options: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     options |= {"learning_rate": learning_rate, "accumulation": accumulation, "seed": seed}
-    options |= {"log": log, "workers": workers, **read_settings(training_set, "--training-set")}
+    options |= {"log": log, "workers": workers}
+    options |= _typed(TrainingConfig, training_set, "--training-set")
     given = RunSettings(
         task=_task_of(task, text, seed, read_settings(task_set, "--task-set")),
-        model=typed(VortConfig, read_settings(model_set, "--model-set")),
-        training=typed(TrainingConfig, {k: x for k, x in options.items() if x is not None}),
+        model=_typed(VortConfig, model_set, "--model-set"),
+        training={key: value for key, value in options.items() if value is not None},
         size=size or "",
     )
     go_on = f"go on with: vort train --out {shlex.quote(str(out))} --resume"
@@ -94,6 +94,12 @@ def train(
         where = "nothing was saved" if saved is None else f"{saved.name} is saved; {go_on}"
         console.print(f"stopped; {where}")
         raise typer.Exit(130) from None
+
+
+def _typed(kind: Any, given: list[str] | None, option: str) -> dict[str, Any]:
+    from vort.names import typed
+
+    return typed(kind, read_settings(given, option), option)
 
 
 def _task_of(
@@ -117,7 +123,7 @@ def _task_of(
         if text is not None and found["source"].startswith("hf:"):
             found.setdefault("max_bytes", _MOST_BYTES)
     kind = TASKS.get(str(found.get("name")))
-    return found if kind is None else typed(kind, found)
+    return found if kind is None else typed(kind, found, "--task-set")
 
 
 def _run(out: Path, given: RunSettings, resume: bool) -> None:
@@ -203,12 +209,14 @@ def _prepare(
     from vort.lab.experiments.models import build_model
     from vort.lab.training import TrainingConfig
     from vort.lab.training.forecast import forecast
+    from vort.lab.training.setup import check_tracker
     from vort.models import VortConfig
     from vort.names import typed
 
     if "steps" in settings.training and "epochs" in settings.training:
         raise typer.BadParameter("give --steps or --epochs, not both")
     config = TrainingConfig.from_dict(settings.training)
+    check_tracker(config)
     own = typed(VortConfig, _with_text_tokens(task, settings.model))
     _check_parameters(task, own)
     model = build_model(task, own, config.seed)

@@ -108,7 +108,9 @@ def load_corpus(
     _drop_copies(corpus)
     for split in SPLITS:
         if not corpus[split]:
-            raise ValueError(f"source {source!r} has no documents for the split {split!r}")
+            raise ValueError(
+                f"source {source!r} has too little text: no documents for the split {split!r}"
+            )
     return corpus
 
 

@@ -15,7 +15,7 @@ __all__ = ["TEXT_SIZES", "TextSize", "choose_size", "settings_for_text"]
 # read enough after some twenty tokens for each of its parameters.
 _PASSES = 20
 _TOKENS_PER_PARAMETER = 20
-_FEWEST_STEPS = 200
+_FEWEST_STEPS = 150
 _SHORTEST = 16
 
 
@@ -36,7 +36,7 @@ def _model(layers: int, width: int, heads: int, **settings: Any) -> dict[str, An
 
 
 TEXT_SIZES: dict[str, TextSize] = {
-    "tiny": TextSize(260_000, _model(2, 96, 3, sliding_window=64, horizon=2048), 256, 8, 5e-3),
+    "tiny": TextSize(260_000, _model(2, 96, 3, sliding_window=64), 256, 8, 5e-3),
     "6m": TextSize(5_900_000, _model(7, 256, 4), 1024, 16, 2e-3),
     "25m": TextSize(26_000_000, _model(8, 512, 8), 2048, 16, 1e-3),
     "125m": TextSize(124_000_000, _model(17, 768, 12), 2048, 32, 6e-4),
