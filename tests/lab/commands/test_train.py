@@ -131,7 +131,7 @@ def test_a_folder_that_holds_a_run_is_left_as_it_is(text: Path, tmp_path: Path) 
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     other = ["--model-set", "num_scales=4"]
     said = vort("train", "--text", text, "--out", run, *SMALL, *other, fails=True)
-    assert "holds a run already, step-00000004: take another --out, or go on with: vort train "
+    assert "holds a run already, step-00000004: take another --out, or go on with:" in said
     assert "--resume" in said
     assert "resume=True" not in said
     for wrong, name in (
@@ -222,10 +222,11 @@ def test_what_does_not_fit_is_refused_before_it_starts(
     run, books = tmp_path / "run", ["books", "--task-set", f"source={text}", *SMALL]
     for free, words in (
         (10_000, "for the weights alone"),
-        (400_000, "of memory a sequence, and 0 MB are free: take a smaller"),
+        (200_000, "of memory a sequence, and 0 MB are free: take a smaller"),
     ):
-        for place in ("forecast.free_memory",):
-            monkeypatch.setattr(f"vort.lab.training.{place}", lambda device, free=free: free)
+        monkeypatch.setattr(
+            "vort.lab.training.forecast.free_memory", lambda device, free=free: free
+        )
         assert words in vort("train", *books, "--out", run, fails=True)
     assert not run.exists()
     # Room for one sequence at a time: the batch is split, where nobody said how.
@@ -289,9 +290,8 @@ def test_generate_differs_from_time_to_time_and_says_where_it_ended(
     # Nothing but ours is drawn.
     assert "%|" not in "".join(capfd.readouterr())
     config = json.loads((run / "model" / "config.json").read_text())
-    (run / "model" / "config.json").write_text(
-        json.dumps({**config, "eos_token_id": list(range(256))})
-    )
+    config["eos_token_id"] = list(range(256))
+    (run / "model" / "config.json").write_text(json.dumps(config))
     assert "stopped at the end-of-text token after 1 tokens" in vort("generate", run)
 
 

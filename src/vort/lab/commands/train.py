@@ -87,12 +87,12 @@ def train(
                 )
             _run(out, given, resume)
     except Stopped as stop:
-        console.print(f"stopped at step {stop.step:,} of {stop.total:,}, saved; {go_on}")
+        _say(f"stopped at step {stop.step:,} of {stop.total:,}, saved; {go_on}")
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
         saved = latest_checkpoint(out)
         where = "nothing was saved" if saved is None else f"{saved.name} is saved; {go_on}"
-        console.print(f"stopped; {where}")
+        _say(f"stopped; {where}")
         raise typer.Exit(130) from None
 
 
@@ -147,7 +147,7 @@ def _run(out: Path, given: RunSettings, resume: bool) -> None:
     _show(found.test or found.validation, made)
     if made.text:
         _save_model(model, out)
-    console.print(f"result: [bold]{out / 'result.json'}[/bold]", soft_wrap=True)
+    _say(f"result: {out / 'result.json'}")
 
 
 def _steps_done(out: Path) -> int:
@@ -294,7 +294,7 @@ def _announce(
         + (f", for the {left:,} steps to come" if done else ""),
     }
     for key, value in lines.items():
-        console.print(f"{key + ':':9} {value}", markup=False, highlight=False, soft_wrap=True)
+        _say(f"{key + ':':9} {value}")
     say_horizon(model, task.length, "; --model-set horizon=... makes it for longer ones")
 
 
@@ -311,7 +311,12 @@ def _show_splits(task: Any) -> None:
     headings = ("split", "documents", "bytes", "share")
     console.print(Sheet(f"text, split {task.corpus.how}", headings, rows).to_rich())
     if task.corpus.left_out:
-        console.print(f"left out: {task.corpus.left_out}", markup=False, highlight=False)
+        _say(f"left out: {task.corpus.left_out}")
+
+
+def _say(text: str) -> None:
+    """A line as it is, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _bytes(count: int) -> str:
@@ -336,7 +341,7 @@ def _save_model(model: Any, out: Path) -> None:
         f'  vort.VortForCausalLM.from_pretrained("{place}")',
         f"  lm_eval --model hf --model_args pretrained={place},trust_remote_code=True --tasks ...",
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(line)
 
 
 def evaluate(
