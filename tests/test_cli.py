@@ -239,3 +239,41 @@ def test_a_run_of_train_can_be_scored_again(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     scored = runner.invoke(app, ["eval", str(tmp_path)])
     assert f"{result['test']['all']['bits']:.3f}" in scored.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["kernel", "--horizon", "100", "--save", "OUT/basis.json"],
+        ["kernel", "--horizon", "100", "--save", "OUT/basis.safetensors"],
+        ["kernel", "--horizon", "100", "--plot", "OUT/kernels.png"],
+        ["generate", "MODEL", "--max-new-tokens", "2", "--session", "OUT/state.safetensors"],
+        ["lens", "MODEL", "--text", "TEXT", "--out", "OUT/lens.html"],
+        ["report", "RUN", "--out", "OUT/report.html"],
+        ["reproduce", "--only", "kernel", "--out", "OUT"],
+    ],
+    ids=lambda arguments: " ".join(arguments[::3]),
+)
+def test_a_full_disk_is_a_line_and_leaves_no_file(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vort import ByteTokenizer, VortConfig, VortForCausalLM
+
+    if "MODEL" in arguments:
+        config = VortConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
+        VortForCausalLM(config).save_pretrained(tmp_path / "MODEL")
+        ByteTokenizer().save_pretrained(tmp_path / "MODEL")
+    (tmp_path / "TEXT").write_text("Call me Ishmael.")
+    (tmp_path / "RUN" / "pilot" / "cells").mkdir(parents=True)
+    (tmp_path / "OUT").mkdir()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vort.files.os.fsync", full)
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert result.output.splitlines()[-1].startswith(f"vort {arguments[0]}: No space left on dev")
+    assert "Traceback" not in result.output
+    assert not [path for path in (tmp_path / "OUT").rglob("*") if path.is_file()]

@@ -113,10 +113,12 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def quiet_libraries() -> None:
-    """Turn off the bars that libraries draw of their own accord."""
+    """Turn off the bars that libraries draw of their own accord, and what they murmur."""
+    from huggingface_hub.utils.logging import set_verbosity_error
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
+    set_verbosity_error()
     disable_progress_bars()
     disable_progress_bar()  # type: ignore[no-untyped-call]
 

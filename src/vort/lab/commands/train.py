@@ -130,6 +130,7 @@ def _run(out: Path, given: RunSettings, resume: bool) -> None:
     """Train in a folder that is ours, from its own settings or from those given."""
     from vort.lab.training import train as run_training
 
+    quiet_libraries()
     if resume:
         settings = RunSettings.read(out)
         settings.refuse_others(given, out)
@@ -328,7 +329,6 @@ def _save_model(model: Any, out: Path) -> None:
     from vort.lab.training.checkpoint import complete_folder
     from vort.models import ByteTokenizer
 
-    quiet_libraries()
     if os.environ.get("RANK", "0") == "0":
         with complete_folder(out / "model") as folder:
             model.save_pretrained(folder)
