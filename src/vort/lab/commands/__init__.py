@@ -118,7 +118,7 @@ def quiet_libraries() -> None:
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
-    set_verbosity_error()
+    set_verbosity_error()  # type: ignore[no-untyped-call]
     disable_progress_bars()
     disable_progress_bar()  # type: ignore[no-untyped-call]
 

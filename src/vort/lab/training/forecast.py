@@ -69,6 +69,8 @@ class Forecast:
 
 def training_device() -> torch.device:
     """Where Accelerate will train."""
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
