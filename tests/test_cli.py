@@ -69,6 +69,33 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["figures", "nope"], "RUN_DIR must be a folder that vort reproduce wrote, got nope"),
         (["report", "nope"], "nope is not a folder"),
         (["train", "dreams", "--out", "nowhere"], "task must be one of books, label_copy, mqar"),
+        (["reproduce", "--only", "books", "--scale", "paper"], "--scale paper needs --data"),
+        (["train", "--out", "run"], "give --text FILE, FOLDER or OWNER/NAME, or a TASK"),
+        (["train", "--out", "run", "--resume"], "run holds no run of vort train"),
+        (["train", "books", "--text", "a.txt", "--out", "run"], "give a TASK or --text, not both"),
+        (["train", "--text", "nope.txt", "--out", "run"], "no such file or folder: nope.txt"),
+        (["train", "books", "--size", "6m", "--out", "run"], "--size is of models of text"),
+        (["train", "books", "--out", "run", "--steps", "0"], "train: --steps must be at least 1"),
+        (
+            ["train", "books", "--out", "run", "--task-set", "length=many"],
+            "--task-set length must be a whole number, got 'many'",
+        ),
+        (
+            ["train", "books", "--out", "run", "--model-set", "use_entropy=perhaps"],
+            "--model-set use_entropy must be true or false, got 'perhaps'",
+        ),
+        (
+            ["train", "books", "--out", "run", "--training-set", "betas=3"],
+            "--training-set betas must be a list, each a number, got 3",
+        ),
+        (["train", "books", "--out", "/proc/run"], "vort train: No such file or directory: /proc"),
+        (["eval", "nope"], "nope holds no run of vort train"),
+        (["generate", "nope"], "vort generate: no such folder: nope"),
+        (["generate", "."], "holds no model: there is no config.json in it"),
+        (["lens", ".", "--text", "nope.txt"], "--text must be a file, got nope.txt"),
+        (["kernel", "--plot", "a.doc"], "--plot must end in .png or .svg or .pdf, got a.doc"),
+        (["kernel", "--save", "a.doc"], "--save must end in .json or .safetensors, got a.doc"),
+        (["probe", "show", "/"], "TEXT must be a file or a text, and / is a folder"),
     ],
 )
 def test_bad_options_are_explained(
@@ -78,10 +105,58 @@ def test_bad_options_are_explained(
     monkeypatch.delenv("VORT_DATA", raising=False)
     result = runner.invoke(app, arguments)
     assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert "hub" not in result.output.lower()
     flat = " ".join(plain(result.output).replace("│", " ").split())
     # Words too long for a line of the terminal are cut anywhere.
     assert message.replace(" ", "") in flat.replace(" ", "")
     assert not list(tmp_path.iterdir()), "a command that did nothing left something behind"
+
+
+def test_the_version_is_said() -> None:
+    import vort
+
+    assert runner.invoke(app, ["--version"]).output == f"vort {vort.__version__}\n"
+
+
+def test_settings_may_be_spelled_as_in_python_or_with_an_exponent() -> None:
+    from vort.lab.commands import read_settings
+    from vort.lab.tasks import Books
+    from vort.names import typed
+
+    given = read_settings(["length=1e3", "marks=True", "max_bytes=None", "column=7"], "--task-set")
+    assert typed(Books, given) == {"length": 1000, "marks": True, "max_bytes": None, "column": "7"}
+
+
+def test_a_logger_that_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vort.lab.training.setup.find_spec", lambda name: None)
+    options = ["--task-set", "length=64", "--out", str(tmp_path / "run"), "--log", "wandb"]
+    result = runner.invoke(app, ["train", "books", *options])
+    assert result.exit_code == 2
+    assert result.output.endswith("--log wandb needs the package wandb: pip install wandb\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    from vort import ByteTokenizer, VortConfig, VortForCausalLM
+
+    config = VortConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
+    VortForCausalLM(config).save_pretrained(tmp_path)
+    ByteTokenizer().save_pretrained(tmp_path)
+    result = runner.invoke(app, ["generate", str(tmp_path), "--device", "cuda:99"])
+    assert result.exit_code == 2
+    assert "--device must be one of cpu" in result.output
+
+
+def test_what_we_broke_ourselves_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr("vort.lab.commands.kernel.check_writable", broken)
+    result = runner.invoke(app, ["kernel", "--plot", "a.png"])
+    assert isinstance(result.exception, KeyError)
 
 
 def test_reproduce_writes_a_report_with_computed_verdicts(tmp_path: Path) -> None:
@@ -164,3 +239,41 @@ def test_a_run_of_train_can_be_scored_again(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "result.json").read_text())
     scored = runner.invoke(app, ["eval", str(tmp_path)])
     assert f"{result['test']['all']['bits']:.3f}" in scored.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["kernel", "--horizon", "100", "--save", "OUT/basis.json"],
+        ["kernel", "--horizon", "100", "--save", "OUT/basis.safetensors"],
+        ["kernel", "--horizon", "100", "--plot", "OUT/kernels.png"],
+        ["generate", "MODEL", "--max-new-tokens", "2", "--session", "OUT/state.safetensors"],
+        ["lens", "MODEL", "--text", "TEXT", "--out", "OUT/lens.html"],
+        ["report", "RUN", "--out", "OUT/report.html"],
+        ["reproduce", "--only", "kernel", "--out", "OUT"],
+    ],
+    ids=lambda arguments: " ".join(arguments[::3]),
+)
+def test_a_full_disk_is_a_line_and_leaves_no_file(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vort import ByteTokenizer, VortConfig, VortForCausalLM
+
+    if "MODEL" in arguments:
+        config = VortConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
+        VortForCausalLM(config).save_pretrained(tmp_path / "MODEL")
+        ByteTokenizer().save_pretrained(tmp_path / "MODEL")
+    (tmp_path / "TEXT").write_text("Call me Ishmael.")
+    (tmp_path / "RUN" / "pilot" / "cells").mkdir(parents=True)
+    (tmp_path / "OUT").mkdir()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("vort.files.os.fsync", full)
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert result.output.splitlines()[-1].startswith(f"vort {arguments[0]}: No space left on dev")
+    assert "Traceback" not in result.output
+    assert not [path for path in (tmp_path / "OUT").rglob("*") if path.is_file()]

@@ -1,11 +1,14 @@
 """The `vort` command: its parts, put together."""
 
 import sys
+from collections.abc import Callable
+from typing import Annotated
 
 try:
     import typer
 
     from vort.lab.commands import probe
+    from vort.lab.commands.command import Command
     from vort.lab.commands.figures import figures, report
     from vort.lab.commands.generate import generate
     from vort.lab.commands.kernel import kernel
@@ -19,16 +22,37 @@ except ModuleNotFoundError as missing:  # the core does not need them
 app = typer.Typer(
     help="Sequence models with power-law memory.", no_args_is_help=True, add_completion=False
 )
-app.command()(kernel)
-app.command()(reproduce)
-app.command()(train)
-app.command("eval")(evaluate)
-app.command()(tune)
-app.command()(generate)
-app.command()(lens)
-app.command()(report)
-app.command()(figures)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "generate": generate,
+    "lens": lens,
+    "eval": evaluate,
+    "reproduce": reproduce,
+    "report": report,
+    "figures": figures,
+    "tune": tune,
+    "kernel": kernel,
+}
+for name, command in _COMMANDS.items():
+    app.command(name, cls=Command)(command)
 app.add_typer(probe.app, name="probe")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import vort
+
+        typer.echo(f"vort {vort.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def vort_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Sequence models with power-law memory."""
 
 
 def main() -> None:

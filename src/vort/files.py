@@ -1,6 +1,7 @@
 """Files that are written whole or not at all: the one writer of everything that must survive."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,9 +13,18 @@ def write_atomically(path: Path, data: bytes | str) -> None:
 
     Whoever reads `path`, at any time, finds the former contents or these, complete; a process
     killed on the way leaves nothing else behind. The folder must exist; a text is stored as UTF-8.
+    An OSError names `path`, whatever file it came of.
     """
     data = data.encode() if isinstance(data, str) else data
-    complete = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write(path, path.with_name(f".{path.name}.{os.getpid()}"), data)
+    except OSError as problem:
+        if problem.errno is None:
+            raise
+        raise OSError(problem.errno, problem.strerror, str(path)) from problem
+
+
+def _write(path: Path, complete: Path, data: bytes) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         if not _write_unnamed(folder, complete, data):
@@ -24,7 +34,8 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-        complete.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made, it need not go
+            complete.unlink()
 
 
 def _write_unnamed(folder: int, complete: Path, data: bytes) -> bool:

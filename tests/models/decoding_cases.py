@@ -5,7 +5,7 @@ pytest: `python -m tests.models.decoding_cases`.
 import torch
 from torch import Tensor
 
-from vort.models import VortConfig, VortForCausalLM
+from vort.models import VortConfig, VortForCausalLM, prefill
 from vort.models import modeling_vort as modeling
 
 
@@ -38,18 +38,62 @@ def difference(x: Tensor, y: Tensor) -> float:
 
 
 @torch.no_grad()
-def steps_equal_the_uncached_forward(dtype: torch.dtype, **changes: object) -> float:
+def steps_equal_the_uncached_forward(
+    dtype: torch.dtype,
+    batch: int = 2,
+    state_dtype: torch.dtype = torch.float32,
+    **changes: object,
+) -> float:
     """The worst difference of a step's logits from those of the whole sequence."""
     model = model_of(dtype, **changes)
-    ids = torch.randint(256, (2, 60), device="cuda")
+    ids = torch.randint(256, (batch, 60), device="cuda")
     whole = model(ids, use_cache=False).logits
-    cache = model.new_cache()
+    cache = model.new_cache(state_dtype=state_dtype)
     model(ids[:, :40], past_key_values=cache, use_cache=True)
     steps = [
         model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits
         for t in range(40, 60)
     ]
     return difference(torch.cat(steps, 1), whole[:, 40:])
+
+
+@torch.no_grad()
+def blocks_step_in_six_launches(dtype: torch.dtype, **changes: object) -> float:
+    """Share of a recorded step's blocks that took the way of many launches."""
+    model = model_of(dtype, **changes)
+    ids = torch.randint(256, (1, 8), device="cuda")
+    cache = model.new_cache()
+    model(ids, past_key_values=cache, use_cache=True)
+    step, missed = modeling.attention_step, []
+
+    def watched(*given):  # type: ignore[no-untyped-def]
+        found = step(*given)
+        missed.append(found is None)
+        return found
+
+    modeling.attention_step = watched
+    try:
+        model(ids[:, :1], past_key_values=cache, use_cache=True)
+    finally:
+        modeling.attention_step = step
+    return sum(missed) / len(missed) if missed else 1.0
+
+
+@torch.no_grad()
+def padding_at_the_end_is_not_replayed(dtype: torch.dtype) -> float:
+    """Difference of a row's logits after another row had a step of padding, from it alone."""
+    model = model_of(dtype)
+    ids = torch.randint(256, (2, 12), device="cuda")
+    cache, alone = model.new_cache(), model.new_cache()
+    model(ids[:, :10], past_key_values=cache, use_cache=True)
+    model(ids[1:, :10], past_key_values=alone, use_cache=True)
+    model(ids[:, 10:11], past_key_values=cache, use_cache=True)
+    model(ids[1:, 10:11], past_key_values=alone, use_cache=True)
+    mask = torch.ones(2, 12, dtype=torch.long, device="cuda")
+    mask[1, -1] = 0
+    model(ids[:, 11:], past_key_values=cache, attention_mask=mask, use_cache=True)
+    last = model(ids[:, :1], past_key_values=cache, use_cache=True).logits[1:]
+    return difference(last, model(ids[1:, :1], past_key_values=alone, use_cache=True).logits)
 
 
 @torch.no_grad()
@@ -153,12 +197,43 @@ def gradients_equal_those_of_modules(dtype: torch.dtype) -> float:
     return max(difference(fused[n], called[n]) for n in fused)
 
 
+@torch.no_grad()
+def prompts_of_a_shape_seen_before(dtype: torch.dtype, **changes: object) -> float:
+    """Worst difference from the whole sequence: a prompt in two pieces and steps, time and again.
+
+    The first of each shape is launched kernel by kernel, the second recorded, the rest replayed.
+    """
+    model = model_of(dtype, **changes)
+    worst = 0.0
+    for _ in range(4):
+        ids = torch.randint(256, (2, 70), device="cuda")
+        whole = model(ids, use_cache=False).logits
+        cache = model.new_cache()
+        last = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+        found = [model(ids[:, :40], **last).logits, model(ids[:, 40:64], **last).logits]
+        found += [model(ids[:, t : t + 1], **last).logits for t in range(64, 70)]
+        wanted = whole[:, [39, *range(63, 70)]]
+        worst = max(worst, difference(torch.cat(found, 1), wanted))
+    recorded = [g for g in prefill._graphs[model].values() if g is not None]
+    assert len(recorded) == 2, "both pieces are recorded"
+    return worst
+
+
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+class Printed(dict[str, tuple[float, float]]):
+    """Says what is put into it."""
+
+    def __setitem__(self, name: str, found: tuple[float, float]) -> None:
+        error, bound = found
+        print("ok  " if error <= bound else "FAIL", name, f"{error:.1e}", flush=True)
+        super().__setitem__(name, found)
 
 
 def all_differences() -> dict[str, tuple[float, float]]:
     """Every check by name: what was found, and its bound."""
-    found = {}
+    found = Printed()
     for dtype, bound in BOUNDS.items():
         name = str(dtype).split(".")[-1]
         variants: dict[str, dict[str, object]] = {
@@ -167,10 +242,38 @@ def all_differences() -> dict[str, tuple[float, float]]:
             " without convolution": {"conv_size": 0},
             " with one exponential": {"memory": "exponential"},
             " with a mixture": {"memory": "mixture"},
+            ", one row": {"batch": 1},
+            ", three rows": {"batch": 3},
+            ", sixteen rows": {"batch": 16},
+            ", seventy rows": {"batch": 70},
+            " without groups": {"num_key_value_heads": 4, "batch": 1},
+            " without a window": {"sliding_window": 0},
+            " with a long window": {"sliding_window": 300},
+            " without gates": {"output_gate": False, "write_gate": False, "read_weights": False},
+            " without norms": {"qk_norm": False, "output_norm": False},
+            " without RoPE": {"rope_theta": None},
+            " unnormalised": {"normalizer": "none", "qk_norm": True},
+            " with undecayed sums": {"normalizer": "undecayed", "include_self": False},
+            " with biases": {"attention_bias": True},
+            " with FAVOR": {"feature_map": "favor"},
+            " with elu": {"feature_map": "elu"},
+            " with banks": {"routing": "banks", "num_banks": 3},
+            " with entities": {"use_entity": True},
+            " with a convolution of 2": {"conv_size": 2},
         }
         for kind, changes in variants.items():
-            error = steps_equal_the_uncached_forward(dtype, **changes)
+            error = steps_equal_the_uncached_forward(dtype, **changes)  # type: ignore[arg-type]
             found[f"steps{kind}, {name}"] = (error, bound)
+        narrow = {"state_dtype": torch.bfloat16}
+        for kind, changes in {"": {}, " without a window": {"sliding_window": 0}}.items():
+            error = steps_equal_the_uncached_forward(dtype, **narrow, **changes)  # type: ignore[arg-type]
+            found[f"steps, bfloat16 states{kind}, {name}"] = (error, 3e-2)
+        for kind, changes in {"": {}, " with banks": {"routing": "banks", "num_banks": 3}}.items():
+            error = prompts_of_a_shape_seen_before(dtype, **changes)  # type: ignore[arg-type]
+            found[f"prompts{kind}, {name}"] = (error, bound)
+        missed = blocks_step_in_six_launches(dtype)
+        found[f"blocks of many launches, {name}"] = (missed, 0.0)
+        found[f"padding at the end, {name}"] = (padding_at_the_end_is_not_replayed(dtype), bound)
         found[f"two caches, {name}"] = (two_caches_take_turns(dtype), bound)
         found[f"new weights, {name}"] = (new_weights_are_noticed(dtype), bound)
         found[f"new horizon, {name}"] = (a_new_horizon_is_noticed(dtype), bound)
@@ -180,5 +283,4 @@ def all_differences() -> dict[str, tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    for name, (error, bound) in all_differences().items():
-        print("ok  " if error <= bound else "FAIL", name, f"{error:.1e}", flush=True)
+    all_differences()

@@ -6,7 +6,8 @@ from transformers import DynamicCache
 
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, model_of, tokens
-from vort.models import ByteTokenizer, VortCache
+from vort.layers import LayerStates
+from vort.models import ByteTokenizer, VortCache, prefill
 
 LONG = 5 * WINDOW
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -207,3 +208,82 @@ def test_only_states_of_fixed_size_are_compiled() -> None:
         assert model_of(memory, **settings).new_cache(static=True).is_compileable is expected
     bounded = model_of("softmax", softmax_cache_size=7).new_cache(static=True)
     assert bounded.is_compileable
+
+
+@torch.no_grad()
+def test_states_in_bfloat16_take_half_the_room_and_change_little() -> None:
+    model, ids = model_of(), tokens(2, 40)
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = model.new_cache(state_dtype=dtype)
+        model(ids[:, :8], past_key_values=cache, use_cache=True)
+        steps = [
+            model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits
+            for t in range(8, 40)
+        ]
+        assert cache.states[0]["memory.G"].dtype == dtype
+        assert cache.load_state(0)["memory.G"].dtype == torch.float32
+        found[dtype] = torch.cat(steps, 1), cache.states[0]["memory.G"].nbytes
+    (wide, size), (narrow, half) = found.values()
+    assert half * 2 == size
+    assert 0 < (wide - narrow).norm() < 5e-3 * wide.norm()
+
+
+@torch.no_grad()
+def test_what_narrow_states_forget_is_right_on_average() -> None:
+    cache = LayerStates(state_dtype=torch.bfloat16)
+    x = torch.full((1, 2, 4, 32, 32), 1.37, dtype=torch.bfloat16).float()
+    cache.store_state(0, {"memory.G": x}, 1)
+    for _ in range(50):
+        # a fraction of bfloat16's last bit, which rounding to the nearest would lose every time
+        kept = cache.load_state(0)["memory.G"] * 0.9995
+        cache.store_state(0, {"memory.G": kept}, 1)
+    lost = 1 - cache.load_state(0)["memory.G"].double().mean() / x.double().mean()
+    assert abs(lost / (1 - 0.9995**50) - 1) < 0.05
+
+
+def test_narrow_states_are_refused_where_there_are_none() -> None:
+    with pytest.raises(
+        ValueError, match=r"needs a memory of decaying states.*got memory='softmax'"
+    ):
+        model_of("softmax").new_cache(state_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"float32 or torch\.bfloat16, got torch\.float16"):
+        VortCache(2, state_dtype=torch.float16)
+
+
+@torch.no_grad()
+def test_a_generated_token_brings_no_mask() -> None:
+    model, prompt = model_of(), tokens(2, 12)
+    mask = torch.ones_like(prompt)
+    mask[0, :5] = 0
+    seen = []
+    forward = model.model.forward
+
+    def watched(*args, **kwargs):
+        seen.append(kwargs["attention_mask"])
+        return forward(*args, **kwargs)
+
+    model.model.forward = watched
+    model.generate(prompt, attention_mask=mask, max_new_tokens=4, **GREEDY)
+    assert torch.equal(seen[0], mask)
+    assert seen[1:] == [None] * 3
+
+
+@pytest.mark.parametrize("memory", ["vort", "softmax"])
+@torch.no_grad()
+def test_a_long_prompt_is_read_in_pieces(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = model_of(memory), tokens(2, LONG)
+    mask = torch.ones_like(prompt)
+    mask[0, : LONG // 2] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, **GREEDY}
+    whole = model.generate(prompt, **options)
+    calls = []
+    inner = model.model.forward
+    monkeypatch.setattr(
+        model.model,
+        "forward",
+        lambda *a, **k: calls.append(a[0].shape[1] if a else 1) or inner(*a, **k),
+    )
+    monkeypatch.setattr(prefill, "PIECE", 2 * (LONG // 3))
+    assert torch.equal(model.generate(prompt, **options), whole)
+    assert calls[:4] == [LONG // 3] * 3 + [LONG % 3][: LONG % 3 > 0] + [1] * (LONG % 3 == 0)

@@ -7,7 +7,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from tests.layers.cases import masks
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, config_of, model_of, tokens
-from vort.models import VortForCausalLM, VortModel
+from vort.models import VortForCausalLM, VortModel, modeling_vort
 
 KINDS = (*NAMES, "paper")
 MODELS = {kind: model_of(kind) for kind in KINDS}
@@ -132,6 +132,27 @@ def test_back_propagation_goes_through_a_cache() -> None:
     assert embeddings.grad[:, :10].abs().sum() > 0
     cache.detach()
     assert not any(x.requires_grad for state in cache.states.values() for x in state.values())
+
+
+def test_where_kernels_do_the_work_the_compiler_leaves_blocks_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(modeling_vort, "_leaves_to_kernels", lambda hidden: True)
+    torch._dynamo.reset()
+    model, ids = model_of("vort"), tokens(2, 20)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=backend)
+    found = compiled(ids, labels=ids, use_cache=False)
+    wanted = model(ids, labels=ids, use_cache=False)
+    assert torch.equal(found.logits, wanted.logits)
+    assert torch.equal(found.loss, wanted.loss)
+    assert 0 < len(graphs) <= 6
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -25,8 +25,9 @@ for folder in (ROOT, ROOT / "src"):
 
 import torch  # noqa: E402
 
+from tests.ops.decoding.cases import GPU_CHECKS  # noqa: E402
 from tests.ops.feature_maps import cases as maps  # noqa: E402
-from tests.ops.linear.cases import CHECKS  # noqa: E402
+from tests.ops.linear.cases import CHECKS as PRODUCTS  # noqa: E402
 from tests.ops.local_attention import fused as local  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
 from tests.ops.retention.fused import (  # noqa: E402
@@ -41,6 +42,7 @@ from tests.ops.rms_norm import cases as norms  # noqa: E402
 from tests.ops.short_convolution import cases as heads  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
+CHECKS = PRODUCTS | GPU_CHECKS
 COMPILED = {
     "torch.compile retention": compiled_difference,
     "torch.compile local attention": local.compiled_difference,
@@ -97,6 +99,8 @@ def check(job: Job) -> dict[str, object]:
         return record | {"ok": False, "failure": f"{type(error).__name__}: {error}"[:600]}
     worst = max(errors, key=lambda name: 9.0 if errors[name] != errors[name] else errors[name])
     bound = 1e-5 if kind.startswith("torch.compile") else BOUNDS[dtype]
+    if "bfloat16" in kind:  # whatever the type of everything else
+        bound = BOUNDS[torch.bfloat16]
     return record | {
         "ok": all(e <= bound for e in errors.values()),
         "worst": [worst, errors[worst]],

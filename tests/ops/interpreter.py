@@ -10,10 +10,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,3 +60,26 @@ def check_claim() -> None:
     """The claim that the command line names: `python -m ... run_interpreter CLAIM`."""
     poison_memory()
     getattr(sys.modules["__main__"], sys.argv[1])()
+
+
+@contextmanager
+def kernels_everywhere(wanted: bool) -> Iterator[None]:
+    """As on a GPU: everything that kernels can take, they take."""
+    import vort.layers  # noqa: F401
+
+    def take(*tensors: Tensor) -> bool:
+        return wanted and all(x.dtype == torch.float32 for x in tensors)
+
+    modules = [m for n, m in sys.modules.items() if n.startswith("vort.")]
+    changed = [m for m in modules if hasattr(m, "kernels_take")]
+    kept = [m.kernels_take for m in changed]
+    interface = sys.modules["vort.ops.retention.interface"]
+    choose = interface._choose
+    for module in changed:
+        module.kernels_take = take
+    if wanted:
+        interface._choose = lambda *given: ("triton", "asked for")
+    yield
+    for module, function in zip(changed, kept, strict=True):
+        module.kernels_take = function
+    interface._choose = choose

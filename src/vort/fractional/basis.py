@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vort.files import write_atomically
 from vort.fractional._checks import as_order, check_at_least, check_open_unit, check_order
 from vort.fractional.basis_fit import expected_error, fit_rates_and_polynomials
 from vort.fractional.certificate import Certificate, certify
@@ -154,7 +155,7 @@ class PowerLawBasis:
         """Write the basis as `.json` or `.safetensors`."""
         target = Path(path)
         if target.suffix == ".json":
-            target.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+            write_atomically(target, json.dumps(self.to_dict(), indent=1) + "\n")
         elif target.suffix == ".safetensors":
             _save_safetensors(self, target)
         else:
@@ -273,12 +274,12 @@ def _unreachable(tolerance: float, horizon: int, order_min: float) -> str:
 
 
 def _save_safetensors(basis: PowerLawBasis, path: Path) -> None:
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     entry = basis.to_dict()
     arrays = {"rates": basis.rates, "polynomials": basis.polynomials}
     header = {key: value for key, value in entry.items() if key not in arrays}
-    save_file(arrays, path, metadata={"basis": json.dumps(header)})
+    write_atomically(path, save(arrays, metadata={"basis": json.dumps(header)}))
 
 
 def _load_safetensors(path: Path) -> dict[str, Any]:

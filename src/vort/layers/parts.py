@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from vort.ops.linear import Norm
 from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution import short_convolution
 
@@ -21,6 +22,12 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """`[..., size]` in and out."""
         return rms_norm(x, self.weight, self.eps)
+
+    def fused(self) -> Norm:
+        """The same for an op that takes the norm before its products."""
+        # without an eps of its own PyTorch takes that of the input's type: of float32 here
+        eps = torch.finfo(torch.float32).eps if self.eps is None else self.eps
+        return Norm(self.weight, eps)
 
 
 class ShortConvolution(nn.Module):

@@ -11,6 +11,7 @@ from vort.layers.parts import RMSNorm, ShortConvolution
 from vort.memories import (
     MEMORIES,
     PAPER,
+    Along,
     LayerSettings,
     Memory,
     MemoryInputs,
@@ -18,9 +19,10 @@ from vort.memories import (
     State,
 )
 from vort.memories.settings import settings_of
-from vort.ops.linear import gated_norm_linear, is_plain, products
+from vort.ops.linear import Norm, gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed, present
+from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution import Heads, computed_again, to_heads
 
 __all__ = ["VortAttention"]
@@ -39,6 +41,17 @@ class _Piece(NamedTuple):
     cu_seqlens: Tensor | None
     output_state: bool
     in_place: bool
+    delta: Tensor | None
+    norm: Norm | None
+
+
+class _Mixed(NamedTuple):
+    """What a piece becomes: hidden states before their norm, output, state, orders."""
+
+    hidden_states: Tensor
+    output: Tensor
+    state: State
+    order: Tensor | None
 
 
 class VortAttention(nn.Module):
@@ -175,11 +188,9 @@ class VortAttention(nn.Module):
                 packed sequences, as with cu_seqlens; others change nothing. What no caller sends
                 is refused.
         """
-        if use_cache and past_key_values is None:
-            raise ValueError("use_cache=True needs past_key_values to keep the state in")
-        given: object = past_key_values
-        if not isinstance(given, LayerStates | None):
-            kind = type(given).__name__
+        found: object = past_key_values
+        if not isinstance(found, LayerStates | None):
+            kind = type(found).__name__
             raise TypeError(f"past_key_values must be LayerStates (or a VortCache), got {kind}")
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         if cu_seqlens is not None or kwargs:
@@ -200,7 +211,36 @@ class VortAttention(nn.Module):
             if packing is not None and cu_seqlens is not packing.bounds:
                 options = (past_key_values, use_cache, entity_mask, output_orders)
                 return self._packed(packing, hidden_states, mask, *options)
+        given = (attention_mask, past_key_values, use_cache, cu_seqlens, entity_mask)
+        return self.after_norm(None, hidden_states, *given, output_orders=output_orders)[1:]
+
+    def after_norm(
+        self,
+        norm: RMSNorm | None,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: LayerStates | None = None,
+        use_cache: bool = False,
+        cu_seqlens: Tensor | None = None,
+        entity_mask: Tensor | None = None,
+        *,
+        delta: Tensor | None = None,
+        output_orders: bool = False,
+    ) -> Any:
+        """Hidden states + delta, then what `forward` returns for the norm of that.
+
+        What else reads the sum should read the one that is returned: its gradients are added up
+        where the norm's is made.
+        """
+        if use_cache and past_key_values is None:
+            raise ValueError("use_cache=True needs past_key_values to keep the state in")
         length = hidden_states.shape[1]
+        first = None if norm is None else norm.fused()
+        if delta is not None and (attention_mask is not None or cu_seqlens is not None):
+            hidden_states, delta = hidden_states + delta, None
+        residual = hidden_states
+        if norm is not None and (attention_mask is not None or cu_seqlens is not None):
+            hidden_states, first = norm(hidden_states), None
         mask, rows = attention_mask, hidden_states
         stateful = cu_seqlens is not None and past_key_values is not None
         if cu_seqlens is not None and stateful:
@@ -214,19 +254,21 @@ class VortAttention(nn.Module):
         single = length == 1 and padding is None and cu_seqlens is None
         in_place = single and use_cache and getattr(past_key_values, "in_place", False)
         packed = None if stateful else cu_seqlens
-        piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place)
-        output, after, order = self._mix(piece, before)
+        piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place, delta, first)
+        before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
+        mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
-            past_key_values.store_state(self.layer_idx, after, length)
+            past_key_values.store_state(self.layer_idx, mixed.state, length)
 
         def back(x: Tensor) -> Tensor:
             x = x if padding is None else padding.restore(x)
             return x[mask].unsqueeze(0) if stateful and mask is not None else x
 
-        output = back(output)
+        output = back(mixed.output)
+        residual = residual if first is None else mixed.hidden_states
         if not output_orders:
-            return output, None
-        return output, None, None if order is None else back(order)
+            return residual, output, None
+        return residual, output, None, None if mixed.order is None else back(mixed.order)
 
     def _packed(
         self,
@@ -253,15 +295,15 @@ class VortAttention(nn.Module):
             output = output.masked_fill(~mask.bool()[..., None], 0)
         return output, None, *(None if x is None else packing.back(x, batch) for x in orders)
 
-    def _mix(self, piece: _Piece, before: State | None) -> tuple[Tensor, State, Tensor | None]:
-        """Output, state and orders of one piece of every sequence."""
-        x, padding = piece.hidden_states, piece.padding
+    def _mix(self, piece: _Piece, before: State | None) -> _Mixed:
+        """One piece of every sequence."""
+        padding = piece.padding
         after: dict[str, Tensor] = {}
-        x, heads, gate = self._project(piece, before, after)
+        residual, x, heads, gate, along = self._project(piece, before, after)
         with computed_again(heads):
             local, entropy = self._attend(heads, piece, before, after)
             q, k, v = heads[:3]
-            rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place)
+            rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
             past = None if before is None else _below(before, "memory.")
             inputs = MemoryInputs(x, q, k, v, *rest)
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
@@ -277,27 +319,34 @@ class VortAttention(nn.Module):
             output = self.o_proj(mixed if gate is None else mixed * nn.functional.silu(gate))
         if padding is not None:
             output = output.masked_fill(~padding.real[..., None], 0)
-        return output, after, found.order
+        return _Mixed(residual, output, after, found.order)
 
     def _project(
         self, piece: _Piece, before: State | None, after: dict[str, Tensor]
-    ) -> tuple[Tensor, Heads, Tensor | None]:
-        """Hidden states, queries `[B, T, H, D]`, keys and values `[B, T, Hkv, D]`, output gate."""
+    ) -> tuple[Tensor, Tensor, Heads, Tensor | None, Along | None]:
+        """Hidden states as they came, and normed; heads; output gate; what the memory asked for."""
         x, projections = piece.hidden_states, (self.q_proj, self.k_proj, self.v_proj)
-        gate = None
+        gate = along = None
         if is_plain(x, *projections, self.g_proj):
-            weights = [p.weight for p in projections]
-            more = [] if self.g_proj is None else [self.g_proj.weight]
-            if x.shape[0] * x.shape[1] < FEW and not torch.is_grad_enabled():
-                # A product of few rows takes as long as a launch: one for all.
-                joined = nn.functional.linear(x, torch.cat([*weights, *more]))
-                sizes = [sum(w.shape[0] for w in weights), *(w.shape[0] for w in more)]
-                first, *rest = joined.split(sizes, -1)
-            else:
-                x, first, *rest = products(x, torch.cat(weights), *more)
+            groups = [[p.weight for p in projections]]
+            if self.g_proj is not None:
+                groups.append([self.g_proj.weight])
+                if x.shape[0] * x.shape[1] < FEW:
+                    # A product of few rows takes as long as a launch: one for all.
+                    groups = [[*groups[0], *groups[1]]]
+            along = self.memory.along(x)
+            if along is not None:
+                groups.append(along.weights)
+            residual, x, first, *rest = products(x, *groups, delta=piece.delta, norm=piece.norm)
+            if along is not None:
+                along = along._replace(product=rest.pop())
+            if self.g_proj is not None:
+                size = self.g_proj.out_features
+                first, gate = (first, rest[0]) if rest else (first[..., :-size], first[..., -size:])
             parts = [first]
-            gate = rest[0] if rest else None
         else:
+            x = residual = x if piece.delta is None else x + piece.delta
+            x = x if piece.norm is None else rms_norm(x, *piece.norm)
             parts = [projection(x) for projection in projections]
             gate = None if self.g_proj is None else self.g_proj(x)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
@@ -320,7 +369,7 @@ class VortAttention(nn.Module):
         )
         if heads.state is not None:
             after["conv"] = heads.state
-        return x, heads, gate
+        return residual, x, heads, gate, along
 
     def _attend(
         self, heads: Heads, piece: _Piece, before: State | None, after: dict[str, Tensor]

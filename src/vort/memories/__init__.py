@@ -6,7 +6,7 @@ its place in the same layer: `VortAttention(memory="mixture")`, `VortConfig(memo
 
 from vort.memories.exponential import ExponentialMemory
 from vort.memories.gla import GatedLinearMemory
-from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.interface import Along, Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.mixture import MixtureMemory
 from vort.memories.none import NoMemory
 from vort.memories.power_law import ExactPowerLawMemory, UniformPowerLawMemory
@@ -18,6 +18,7 @@ from vort.memories.vort import Router, VortMemory
 __all__ = [
     "MEMORIES",
     "PAPER",
+    "Along",
     "ExactPowerLawMemory",
     "ExponentialMemory",
     "GatedLinearMemory",

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,24 @@ from torch import Tensor, nn
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.padding import Padding
 
-__all__ = ["Memory", "MemoryInputs", "MemoryOutput", "State"]
+__all__ = ["Along", "Memory", "MemoryInputs", "MemoryOutput", "State", "StepWeights"]
 
 State = Mapping[str, Tensor]
 """What a memory keeps between calls: named tensors whose first axis counts sequences."""
+
+
+class Along(NamedTuple):
+    """A product that a layer takes for its memory, along with its own projections.
+
+    Attributes:
+        weights: `[out, hidden_size]` each, to be multiplied by the hidden states as one.
+        rest: what the memory wants back with the product.
+        product: `[B, T, sum of out]`, once it is there.
+    """
+
+    weights: list[Tensor]
+    rest: tuple[Tensor, ...] = ()
+    product: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,7 @@ class MemoryInputs:
         padding: where the tokens are, if some rows are padded; they stand at the front of rows.
         cu_seqlens: `[N + 1]` bounds of packed sequences with B = 1; then no state is involved.
         in_place: the state is the memory's to overwrite: a step of decoding into fixed buffers.
+        along: what `Memory.along` asked for, with its product.
     """
 
     hidden_states: Tensor
@@ -42,6 +57,7 @@ class MemoryInputs:
     padding: Padding | None = None
     cu_seqlens: Tensor | None = None
     in_place: bool = False
+    along: Along | None = None
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -78,6 +94,40 @@ class MemoryOutput:
     order: Tensor | None = None
 
 
+class StepWeights(NamedTuple):
+    """What the kernels of a step of decoding take of a memory with orders.
+
+    Attributes:
+        q_map: `[H, D, M]`, weight of the queries' learned map.
+        k_map: the same of the keys'.
+        weights: `[N, hidden_size]` of the logits: orders, then write gate and read weights if any.
+        order_bias: `[H]`.
+        write_bias: `[H]`; None without a write gate.
+        read_bias: `[H S]`; None without read weights.
+        mix: `[H, H]`, the orders' weight of the entropies; None where they see none.
+        polynomials: `[S, degree + 1]` of the basis, float32.
+        log_decay: `[S]` float32.
+        order_min: the lowest order.
+        normalizer: see `retention`.
+        include_self: whether a token reads what it writes itself.
+        eps: of the normaliser.
+    """
+
+    q_map: Tensor
+    k_map: Tensor
+    weights: list[Tensor]
+    order_bias: Tensor
+    write_bias: Tensor | None
+    read_bias: Tensor | None
+    mix: Tensor | None
+    polynomials: Tensor
+    log_decay: Tensor
+    order_min: float
+    normalizer: str
+    include_self: bool
+    eps: float
+
+
 class Memory(nn.Module, ABC):
     """Retrieves from the past of each head: `forward` for sequences, `step` for one token.
 
@@ -102,10 +152,21 @@ class Memory(nn.Module, ABC):
         """Whether a step of decoding is the same launches every time, into states of fixed size."""
         return False
 
+    def step_weights(self, x: Tensor) -> StepWeights | None:
+        """What kernels need to move the state on by a token of hidden states like x.
+
+        None: they know no such memory; it is called.
+        """
+        return None
+
     @property
     def needs_entropy(self) -> bool:
         """Whether the layer must compute the entropy of its local attention."""
         return False
+
+    def along(self, x: Tensor) -> Along | None:
+        """Weights whose product with hidden states like x the layer should take; None: none."""
+        return None
 
     @abstractmethod
     def forward(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vort.fractional import PowerLawBasis
 from vort.fractional.bounds import bank_orders
-from vort.memories.interface import MemoryInputs
+from vort.memories.interface import Along, MemoryInputs, StepWeights
 from vort.memories.retention_memory import (
     GateProjection,
     Gates,
@@ -17,7 +17,8 @@ from vort.memories.retention_memory import (
     widen,
 )
 from vort.memories.settings import LayerSettings, settings_of
-from vort.ops.linear import is_plain
+from vort.ops.feature_maps import HedgehogFeatures
+from vort.ops.linear import is_plain, is_watched, products
 from vort.ops.retention import paper_banks, shared_basis
 from vort.ops.retention.routing import nearest_bank
 
@@ -50,7 +51,37 @@ class VortMemory(RetentionMemory):
 
     def route(self, inputs: MemoryInputs) -> Routing:
         """Write and read weights from the order of each token (eq. routing)."""
+        if inputs.along is not None:
+            return self.router.routing_of(inputs.along, inputs.entropy, inputs.entity)
         return self.router(inputs.hidden_states, inputs.entropy, inputs.entity)  # type: ignore[no-any-return]
+
+    def along(self, x: Tensor) -> Along | None:
+        """The router's weights, unless somebody watches it."""
+        return None if is_watched(self.router, self.router.gates) else self.router.along(x)
+
+    def step_weights(self, x: Tensor) -> StepWeights | None:
+        """Those of a router of continuous orders behind learned maps; see `Memory`."""
+        maps, router, along = (self.query_map, self.key_map), self.router, self.along(x)
+        learned = all(type(m) is HedgehogFeatures and m.num_heads is not None for m in maps)
+        if along is None or not learned or type(router) is not Router:
+            return None
+        write, read = router.gates.write, router.gates.read
+        q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
+        return StepWeights(
+            q_map,  # type: ignore[arg-type]
+            k_map,  # type: ignore[arg-type]
+            along.weights,
+            router.order.bias,
+            None if write is None else write.bias,
+            None if read is None else read.bias,
+            along.rest[0] if router.use_entropy else None,
+            router.basis.polynomials_on(x.device, torch.float32),
+            router.log_decay(x.device),
+            router.order_min,
+            self.normalizer,
+            self.include_self,
+            self.eps,
+        )
 
     def set_horizon(self, horizon: int) -> None:
         """Re-calibrate the kernels for lags up to `horizon`; see `Router.set_horizon`."""
@@ -110,49 +141,64 @@ class Router(nn.Module):
             entropy: `[B, T, H]` of the local attention; zeros if absent.
             entity: `[B, T]`, 1 within a named entity; zeros if absent.
         """
-        if self._fuses(hidden_states):
-            return self._fused(hidden_states, entropy, entity)
+        along = self.along(hidden_states)
+        if along is not None:
+            _, _, logits = products(hidden_states, along.weights)
+            return self.routing_of(along._replace(product=logits), entropy, entity)
         order = self.orders(hidden_states, entropy, entity)
         gate, read = self.gates(hidden_states)
         if self.routing == "continuous":
             # Orders lie in range by construction, but for rounding.
             write, log_decay = shared_basis(order, self.basis, gate, validate=False)
             return Routing(write, log_decay, read, order)
-        write = nearest_bank(order, self._bank_orders.to(order)) @ self._bank_table.to(order)
+        orders, table = self._banks_on(order.device)
+        write = nearest_bank(order, orders.to(order)) @ table.to(order)
         write = write if gate is None else write * gate.unsqueeze(-1)
         return Routing(write, self.log_decay(order.device), read, order)
 
-    def _fuses(self, x: Tensor) -> bool:
-        """Whether kernels take the weights past their modules; see `is_plain`."""
+    def along(self, x: Tensor) -> Along | None:
+        """The weights behind all logits, where kernels take them past their modules."""
         gates = (self.gates.write, self.gates.read)
-        return self.routing == "continuous" and is_plain(x, self.order, *gates, kinds=_PLAIN)
+        fuses = self.routing == "continuous" and is_plain(x, self.order, *gates, kinds=_PLAIN)
+        if not fuses:
+            return None
+        size = x.shape[-1]
+        columns = [size, *[self.num_heads] * self.use_entropy, *[1] * self.use_entity]
+        first, *rest = (
+            self.order.weight.split(columns, 1) if len(columns) > 1 else (self.order.weight,)
+        )
+        return Along([first, *(p.weight for p in gates if p is not None)], tuple(rest))
 
-    def _fused(
-        self, hidden_states: Tensor, entropy: Tensor | None, entity: Tensor | None
-    ) -> Routing:
-        """`forward` as one product for all logits and one pass over them."""
+    def routing_of(self, along: Along, entropy: Tensor | None, entity: Tensor | None) -> Routing:
+        """`forward` as one pass over the logits of `along`."""
         from vort.ops.order_weights.triton import RoutingInputs, routing_weights_fused
 
-        size = hidden_states.shape[-1]
-        parts = [p for p in (self.gates.write, self.gates.read) if p is not None]
-        weight = torch.cat([self.order.weight[:, :size], *(p.weight for p in parts)])
-        bias = torch.cat([self.order.bias, *(p.bias for p in parts)])
-        logits = nn.functional.linear(hidden_states, weight)
-        given = []
-        if self.use_entropy and entropy is not None:
-            given.append((entropy, slice(size, size + self.num_heads)))
-        if self.use_entity and entity is not None:
-            given.append((entity.unsqueeze(-1), slice(self.order.in_features - 1, None)))
-        extra = None
-        for x, columns in given:
-            more = nn.functional.linear(x.to(logits.dtype), self.order.weight[:, columns])
-            extra = more if extra is None else extra + more
-        polynomials = self.basis.polynomials_on(logits.device, torch.float32)
-        gates = (self.gates.write is not None, self.gates.read is not None)
-        options = (self.num_heads, self.order_min, *gates)
-        inputs = RoutingInputs(logits, bias, extra, polynomials, *options)
-        order, write, read = routing_weights_fused(inputs)
-        return Routing(write, self.log_decay(logits.device), read, order)
+        logits = along.product
+        assert logits is not None
+        features = [entropy] * self.use_entropy + [
+            None if entity is None else entity[..., None]
+        ] * self.use_entity
+        given = [
+            (x.to(logits.dtype), w)
+            for x, w in zip(features, along.rest, strict=True)
+            if x is not None
+        ]
+        more, weight = given[0] if given else (None, None)
+        if len(given) > 1:
+            more, weight = (torch.cat(parts, -1) for parts in zip(*given, strict=True))
+        write, read = self.gates.write, self.gates.read
+        inputs = RoutingInputs(
+            logits,
+            self.order.bias,
+            None if write is None else write.bias,
+            None if read is None else read.bias,
+            more,
+            weight,
+            self.basis.polynomials_on(logits.device, torch.float32),
+            self.order_min,
+        )
+        order, written, weights = routing_weights_fused(inputs)
+        return Routing(written, self.log_decay(logits.device), weights, order)
 
     def orders(
         self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None
@@ -182,10 +228,17 @@ class Router(nn.Module):
             self._on_device[device] = made
         return made
 
+    def _banks_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Orders of the banks and what each writes, kept on a device like `log_decay`."""
+        if device not in self._banks:
+            self._banks[device] = (self._bank_orders.to(device), self._bank_table.to(device))
+        return self._banks[device]
+
     def _calibrate(self, horizon: int) -> None:
         """Rates and weights for a horizon."""
         self.horizon = horizon
         self._on_device: dict[torch.device, Tensor] = {}
+        self._banks: dict[torch.device, tuple[Tensor, Tensor]] = {}
         banks, scales = self._rule
         if self.routing == "continuous":
             self.basis = fit_basis(horizon, scales, self.order_min)

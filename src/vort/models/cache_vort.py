@@ -7,6 +7,7 @@ own count, and the state is a handful of tensors of several shapes: hence a cach
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache
@@ -25,6 +26,7 @@ class VortCache(LayerStates, Cache):
         num_layers: layers of the model.
         static: keep the tensors of the first call and overwrite them, so that addresses stay the
             same (for CUDA graphs); else every call makes new ones.
+        state_dtype: how the states of memories are kept, see `LayerStates`.
         grows: whether states grow with what they have seen, as those of memory="softmax" do.
 
     A cache is a pytree of its states, for `torch.export` and `torch.func`.
@@ -34,8 +36,15 @@ class VortCache(LayerStates, Cache):
     (0, 0)
     """
 
-    def __init__(self, num_layers: int, *, static: bool = False, grows: bool = False) -> None:
-        LayerStates.__init__(self, static=static)
+    def __init__(
+        self,
+        num_layers: int,
+        *,
+        static: bool = False,
+        state_dtype: torch.dtype = torch.float32,
+        grows: bool = False,
+    ) -> None:
+        LayerStates.__init__(self, static=static, state_dtype=state_dtype)
         self.grows = grows
         # As it was before a recorded step lent its buffers.
         self.was_static = static
@@ -119,7 +128,7 @@ class VortCache(LayerStates, Cache):
 
 
 # Beside the states: sizes and kinds, which a traced program takes as they are.
-_KINDS = ("num_layers", "static", "was_static", "in_place", "grows")
+_KINDS = ("num_layers", "static", "was_static", "in_place", "grows", "state_dtype")
 
 
 def _flatten(cache: VortCache) -> tuple[list[Any], Any]:

@@ -12,27 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from vort.models.cache_vort import VortCache
+from vort.ops.linear import few_rows, is_plain
 
-__all__ = ["DecodeGraph", "graph_for"]
+__all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for", "is_steady"]
 
 _graphs: WeakKeyDictionary[nn.Module, dict[Any, "DecodeGraph"]] = WeakKeyDictionary()
+# The one that decoded last: it is asked first, for every token.
+_last: WeakKeyDictionary[nn.Module, "DecodeGraph"] = WeakKeyDictionary()
 
 
 class DecodeGraph:
     """A recorded step: tokens in, logits out, states moved on in place."""
 
     def __init__(self, model: Any, cache: VortCache, tokens: Tensor) -> None:
-        self.made_for = _fingerprint(model)
+        self.made_for = fingerprint(model)
         self.place = model.lm_head.weight.data_ptr()
         self.resident: Any = None
         # Buffers of inference mode could not be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             self.tokens = tokens.clone()
             self.states = _cloned(cache.states)
-            self._record(model, cache.num_layers)
+            self._record(model, cache)
 
-    def _record(self, model: Any, num_layers: int) -> None:
-        inner = VortCache(num_layers, static=True)
+    def _record(self, model: Any, cache: VortCache) -> None:
+        inner = VortCache(cache.num_layers, static=True, state_dtype=cache.state_dtype)
         inner.in_place = True
         inner.states = {**self.states}
         before = _cloned(self.states)
@@ -53,7 +56,12 @@ class DecodeGraph:
 
     def _forward(self, model: Any, cache: VortCache) -> Tensor:
         hidden = model.model(self.tokens, past_key_values=cache, use_cache=True).last_hidden_state
-        logits: Tensor = model.lm_head(hidden)
+        head = model.lm_head
+        if is_plain(hidden, head) and few_rows(hidden, head.weight):
+            from vort.ops.linear.few import few_products
+
+            return few_products(hidden, head.weight)
+        logits: Tensor = head(hidden)
         return logits
 
     def step(self, tokens: Tensor, cache: VortCache) -> Tensor:
@@ -61,14 +69,23 @@ class DecodeGraph:
         self._move_in(cache)
         self.tokens.copy_(tokens)
         self.graph.replay()
-        for index in self.states:
-            cache.positions[index] = cache.positions.get(index, 0) + 1
+        cache.positions = {index: cache.positions.get(index, 0) + 1 for index in self.states}
         return self.logits.clone()
 
-    def _move_in(self, cache: VortCache) -> None:
+    def houses(self, cache: VortCache) -> bool:
+        """Whether the buffers hold the states of this cache."""
         lodger = None if self.resident is None else self.resident()
-        if lodger is cache and cache.states.get(0) is self.states[0]:
+        return lodger is cache and cache.states.get(0) is self.states[0]
+
+    def goes_on(self, model: Any, cache: VortCache, tokens: Tensor) -> bool:
+        """Whether it is the one for these tokens too: asked for every token, so with little."""
+        same = self.houses(cache) and self.tokens.shape == tokens.shape
+        return same and self.place == model.lm_head.weight.data_ptr()
+
+    def _move_in(self, cache: VortCache) -> None:
+        if self.houses(cache):
             return
+        lodger = None if self.resident is None else self.resident()
         if lodger is not None and lodger.states.get(0) is self.states[0]:
             lodger.states = _cloned(lodger.states)
             lodger.static = lodger.was_static
@@ -93,32 +110,47 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
 
     There is one for every batch size of a model; changed weights record it anew.
     """
-    if not _can_record(model, cache, tokens):
+    if not _may_replay(model, tokens):
+        return None
+    last = _last.get(model)
+    if last is not None and last.goes_on(model, cache, tokens):
+        return last
+    if len(cache.states) == 0 or not is_steady(model):
         return None
     known = _graphs.setdefault(model, {})
-    shapes = tuple(x.shape for x in cache.states[0].values())
+    shapes = tuple((x.shape, x.dtype) for x in cache.states[0].values())
     key = (tokens.shape[0], tokens.device, shapes)
     graph = known.get(key)
-    at_home = graph is not None and cache.states.get(0) is graph.states[0]
-    if graph is not None and at_home and graph.place == model.lm_head.weight.data_ptr():
-        return graph
     # Asked when a cache moves in, not for every token.
     if _hooked(model):
         return None
-    if graph is None or graph.made_for != _fingerprint(model):
+    if graph is None or graph.made_for != fingerprint(model):
         graph = known[key] = DecodeGraph(model, cache, tokens)
+    _last[model] = graph
     return graph
 
 
-def _can_record(model: Any, cache: VortCache, tokens: Tensor) -> bool:
-    """Whether a step is the same launches every time."""
-    if not tokens.is_cuda or torch.is_grad_enabled() or model.training or len(cache.states) == 0:
+def _may_replay(model: Any, tokens: Tensor) -> bool:
+    """Whether this very call wants no more than a recorded step gives."""
+    if not tokens.is_cuda or torch.is_grad_enabled() or model.training:
         return False
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
         return False
+    return not torch.is_autocast_enabled("cuda")
+
+
+def can_record(model: Any, tokens: Tensor) -> bool:
+    """Whether a call for these tokens may be recorded: the same launches every time, none watched.
+
+    Not asked for every token: it looks at every module.
+    """
+    return _may_replay(model, tokens) and is_steady(model) and not _hooked(model)
+
+
+def is_steady(model: Any) -> bool:
+    """Whether the model's calls are the same launches every time, into states of fixed size."""
     memory = model.model.layers[0].self_attn.memory
-    plain = isinstance(model.lm_head, nn.Linear) and memory.records_steps
-    return plain and not torch.is_autocast_enabled("cuda")
+    return isinstance(model.lm_head, nn.Linear) and memory.records_steps
 
 
 def _hooked(model: nn.Module) -> bool:
@@ -126,7 +158,7 @@ def _hooked(model: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def _fingerprint(model: Any) -> int:
+def fingerprint(model: Any) -> int:
     """Of weights, by place and version, and of horizons: a recording knows no others."""
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
     memories = [block.self_attn.memory for block in model.model.layers]

@@ -16,17 +16,30 @@ from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import LayerStates, RMSNorm, VortAttention
 from vort.layers.packing import Packing, check_call
+from vort.layers.step import attention_step
 from vort.memories import Memory
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
-from vort.models.decoding import graph_for
+from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
 from vort.models.folder import check_files, check_weights, show_in_transformers
-from vort.ops.linear import gated_linear, is_plain, linear_cross_entropy
+from vort.models.prefill import pieces_of, prefill_graph_for
+from vort.ops.gpu.launcher import has_triton, kernels_take
+from vort.ops.linear import (
+    Norm,
+    few_rows,
+    gated_mlp,
+    is_plain,
+    is_watched,
+    linear_cross_entropy,
+    products,
+)
 from vort.ops.padding import present
-from vort.ops.rms_norm import add_rms_norm
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
+# What `generate` may say about a step that is a token and a cache, and what of it `forward` hears.
+FORWARDED = frozenset({"use_cache", "logits_to_keep", "output_hidden_states", "output_orders"})
+PLAIN_STEP = FORWARDED | {"position_ids", "is_first_iteration", "output_attentions", "tokenizer"}
 # What a misspelt keyword may have been meant as.
 _ARGUMENTS = (
     "input_ids", "attention_mask", "past_key_values", "inputs_embeds", "use_cache", "entity_mask",
@@ -61,10 +74,24 @@ class VortMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`[..., hidden_size]` in and out."""
         if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
-            joined = torch.cat([self.gate_proj.weight, self.up_proj.weight])
-            return gated_linear(nn.functional.linear(x, joined), self.down_proj.weight)
+            return self.after_norm(None, x, None)[1]
         result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return result
+
+    def after_norm(
+        self, norm: RMSNorm | None, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta, and what `forward` makes of its norm, past the projections themselves."""
+        first = None if norm is None else norm.fused()
+        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return gated_mlp(x, *weights, delta=delta, norm=first)
+
+    def step(self, norm: Norm, x: Tensor) -> Tensor:
+        """x + `forward` of its norm, for the few rows of a step of decoding."""
+        from vort.ops.linear.few import few_gated, few_products
+
+        inner = few_gated(x, self.gate_proj.weight, self.up_proj.weight, norm=norm)
+        return few_products(inner, self.down_proj.weight, residual=x)
 
 
 class VortBlock(GradientCheckpointingLayer):
@@ -77,19 +104,66 @@ class VortBlock(GradientCheckpointingLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Hidden states after the block, and orders if asked for."""
-        mixed = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        norm = self.post_attention_layernorm
-        # Hooked, or replaced by an adapter: to be called.
-        watched = norm._forward_hooks or norm._forward_pre_hooks
-        if watched or type(norm) is not RMSNorm or norm.eps is None:
-            hidden_states = hidden_states + mixed[0]
-            normed = norm(hidden_states)
+    def forward(
+        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after the block, and orders if asked for.
+
+        delta: still to be added to the hidden states, as `deferred` leaves it.
+        """
+        hidden_states, delta, order = self.deferred(hidden_states, delta, **kwargs)
+        return hidden_states if delta is None else hidden_states + delta, order
+
+    def deferred(
+        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`forward`, the last sum left to whoever reads it: hidden states, delta, orders."""
+        stepped = self._step(hidden_states, delta, **kwargs)
+        if stepped is not None:
+            return stepped, None, None
+        attention, mlp = self.self_attn, self.mlp
+        norms = (self.input_layernorm, self.post_attention_layernorm)
+        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        watched = is_watched(attention, mlp) or not _are_bare(*norms)
+        if is_plain(hidden_states, *projections) and not watched:
+            found = attention.after_norm(norms[0], hidden_states, delta=delta, **kwargs)
+            hidden_states, *mixed = found
+            hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
         else:
-            hidden_states, normed = add_rms_norm(hidden_states, mixed[0], norm.weight, norm.eps)
-        hidden_states = hidden_states + self.mlp(normed)
-        return hidden_states, mixed[2] if len(mixed) > 2 else None
+            hidden_states = hidden_states if delta is None else hidden_states + delta
+            mixed = attention(norms[0](hidden_states), **kwargs)
+            hidden_states = hidden_states + mixed[0]
+            hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
+        return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
+
+    def _step(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        output_orders: bool = False,
+        **kwargs: Any,
+    ) -> Tensor | None:
+        """`forward` of a token a row into states in place, in six launches.
+
+        None: not such a call, or not such a block.
+        """
+        if not use_cache or not getattr(past_key_values, "in_place", False):
+            return None
+        given = output_orders or any(x is not None for x in kwargs.values())
+        if given or x.shape[1] != 1:
+            return None
+        mlp, norms = self.mlp, (self.input_layernorm, self.post_attention_layernorm)
+        if type(mlp) is not VortMLP or is_watched(self.self_attn, mlp) or not _are_bare(*norms):
+            return None
+        if not is_plain(x, *mlp.children()) or not few_rows(x, *mlp.parameters()):
+            return None
+        if not kernels_take(x, *(n.weight for n in norms)):
+            return None
+        x = x if delta is None else x + delta
+        mixed = attention_step(self.self_attn, norms[0].fused(), x, past_key_values)
+        return None if mixed is None else mlp.step(norms[1].fused(), mixed)
 
 
 class VortPreTrainedModel(PreTrainedModel):
@@ -183,11 +257,20 @@ class VortModel(VortPreTrainedModel):
         assert isinstance(block, VortBlock)
         return block.self_attn.memory
 
-    def new_cache(self, *, static: bool = False) -> VortCache:
-        """An empty cache for `past_key_values`."""
+    def new_cache(
+        self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
+    ) -> VortCache:
+        """An empty cache for `past_key_values`; its arguments as `VortCache` has them."""
+        decays = all(block.self_attn.memory.records_steps for block in self.layers)  # type: ignore[union-attr]
+        if state_dtype != torch.float32 and not decays:
+            raise ValueError(
+                f"state_dtype={state_dtype} needs a memory of decaying states, such as "
+                f"memory='vort', got memory={self.config.memory!r}"
+            )
         memory = self.memory
         grows = memory.state_size(1) != memory.state_size(0)
-        return VortCache(self.config.num_hidden_layers, static=static, grows=grows)
+        layers = self.config.num_hidden_layers
+        return VortCache(layers, static=static, state_dtype=state_dtype, grows=grows)
 
     def forward(
         self,
@@ -245,26 +328,21 @@ class VortModel(VortPreTrainedModel):
             past_key_values = self.new_cache()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        states: list[Tensor] = []
-        orders: list[Tensor | None] = []
         batch = hidden.shape[0]
         if packing is not None:
             # Padding stands apart from the sequences and needs no mask.
             mask, cu_seqlens, hidden = None, packing.bounds, packing.lay(hidden)
             entity_mask = None if entity_mask is None else packing.lay(entity_mask)
-        for block in self.layers:
-            states.append(hidden)
-            hidden, order = block(
-                hidden,
-                attention_mask=mask,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                cu_seqlens=cu_seqlens,
-                entity_mask=entity_mask,
-                output_orders=output_orders,
-            )
-            orders.append(order)
-        hidden = self.norm(hidden)
+        options = {
+            "attention_mask": mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
+            "cu_seqlens": cu_seqlens,
+            "entity_mask": entity_mask,
+            "output_orders": output_orders,
+        }
+        through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
+        hidden, states, orders = through(hidden, options, bool(output_hidden_states))
         if packing is not None:
             hidden = packing.back(hidden, batch)
             states = [packing.back(x, batch) for x in states]
@@ -306,6 +384,37 @@ class VortModel(VortPreTrainedModel):
             **kwargs,
         )
 
+    def _through(
+        self, hidden: Tensor, options: dict[str, Any], keep: bool
+    ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+        """Hidden states after all blocks and the norm; before each block, if kept; all orders."""
+        states: list[Tensor] = []
+        orders: list[Tensor | None] = []
+        # Where kernels add a block's result as they norm it for the next, it is left to them.
+        whole = keep or (self.gradient_checkpointing and self.training)
+        whole = whole or not is_plain(hidden) or not _are_bare(self.norm)
+        delta: Tensor | None = None
+        for block in self.layers:
+            if whole or is_watched(block):
+                hidden = hidden if delta is None else hidden + delta
+                states.append(hidden)
+                (hidden, order), delta = block(hidden, **options), None
+            else:
+                hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
+            orders.append(order)
+        if delta is None:
+            hidden = self.norm(hidden)
+        else:
+            _, hidden = products(hidden, delta=delta, norm=self.norm.fused())
+        return hidden, states, orders
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="on a GPU the blocks are kernels already, which torch.compile would take apart"
+    )
+    def _through_untraced(self, *given: Any) -> Any:
+        """`_through` as it is, whatever traces: compiled in seconds, and as fast as it is."""
+        return self._through(*given)
+
 
 class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
     """A language model that trains, saves, loads and generates like any other.
@@ -329,9 +438,11 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """Re-calibrate all layers for lags up to `horizon`; see `VortModel.set_horizon`."""
         self.model.set_horizon(horizon)
 
-    def new_cache(self, *, static: bool = False) -> VortCache:
-        """An empty cache for `past_key_values`."""
-        cache: VortCache = self.model.new_cache(static=static)
+    def new_cache(
+        self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
+    ) -> VortCache:
+        """An empty cache for `past_key_values`; its arguments as `VortCache` has them."""
+        cache: VortCache = self.model.new_cache(static=static, state_dtype=state_dtype)
         return cache
 
     def forward(
@@ -372,9 +483,17 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         targets = _targets(labels, kwargs.pop("shift_labels", None))
         check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
         alone = targets is None and inputs_embeds is None and cu_seqlens is None
+        # Where sequences begin is asked in the model; a single token begins none.
+        alone = alone and seq_idx is None and not kwargs
+        alone = alone and (position_ids is None or position_ids.shape[-1] == 1)
         quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
         if alone and quiet and entity_mask is None and use_cache is not False:
             replayed = self._replay(input_ids, attention_mask, past_key_values)
+            last = isinstance(logits_to_keep, int) and logits_to_keep == 1
+            keeps = (use_cache or self.config.use_cache) and self.model.memory.keeps_state
+            if replayed is None and last and keeps:
+                given = (input_ids, attention_mask, past_key_values)
+                replayed, past_key_values = self._read_prompt(*given)
             if replayed is not None:
                 step = VortCausalLMOutput(logits=replayed, past_key_values=past_key_values)
                 return step if _as_dict(return_dict, self.config) else step.to_tuple()
@@ -448,6 +567,47 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         graph = graph_for(self, cache, tokens)
         return None if graph is None else graph.step(tokens, cache)
 
+    def _read_prompt(
+        self, tokens: Tensor | None, mask: Tensor | None, cache: VortCache | None
+    ) -> tuple[Tensor | None, VortCache | None]:
+        """Logits after a prompt that is long, or of a shape seen before, and the cache after it.
+
+        No logits where a call of the model will do as well; see `vort.models.prefill`.
+        """
+        if torch.is_grad_enabled() or self.training or torch.compiler.is_compiling():
+            return None, cache
+        if tokens is None or tokens.dim() != 2 or not isinstance(cache, VortCache | None):
+            return None, cache
+        pieces = pieces_of(tokens)
+        shown = None if mask is None else _mask_of(mask, tokens)
+        records = tokens.shape[1] > 1 and shown is None and can_record(self, tokens)
+        if len(pieces) == 1 and not records:
+            return None, cache
+        cache = self.new_cache() if cache is None else cache
+        logits = None
+        for piece in pieces:
+            part = tokens[:, piece]
+            graph = prefill_graph_for(self, cache, part, fingerprint(self)) if records else None
+            if graph is not None:
+                logits = graph.run(part, cache)
+            elif len(pieces) > 1:
+                seen = None if shown is None else shown[:, piece]
+                found = self.model(part, seen, cache, use_cache=True).last_hidden_state
+                logits = self.lm_head(found[:, -1:])
+        return logits, cache
+
+    def _valid_auto_compile_criteria(
+        self, model_kwargs: dict[str, Any], generation_config: Any
+    ) -> bool:
+        """Not where a step is recorded and replayed anyway, unless `compile_config` asks for it."""
+        records = self.device.type == "cuda" and has_triton() and is_steady(self)
+        if records and generation_config.compile_config is None:
+            return False
+        valid: bool = super()._valid_auto_compile_criteria(  # type: ignore[misc]
+            model_kwargs, generation_config
+        )
+        return valid
+
     def _prepare_cache_for_generation(  # type: ignore[override]
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
@@ -472,15 +632,37 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """The mask of the new positions: all that is needed, and of constant shape in decoding."""
         return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
 
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """What the next step is prepared from: its tokens are generated ones."""
+        found: dict[str, Any] = super()._update_model_kwargs_for_generation(
+            outputs, model_kwargs, *args, **kwargs
+        )
+        return found | {"generated": True}
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
         *args: Any,
         inputs_embeds: Tensor | None = None,
         entity_mask: Tensor | None = None,
+        generated: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What `forward` gets at each step: embeddings and entities go with the prompt alone."""
+        """What `forward` gets at each step: embeddings and entities go with the prompt alone.
+
+        A generated token is no padding: with a cache it needs no mask, which a recorded step would
+        have to wait for the GPU to look at.
+        """
+        cache = kwargs.get("past_key_values")
+        if generated and isinstance(cache, VortCache) and kwargs.get("next_sequence_length") == 1:
+            del kwargs["past_key_values"], kwargs["next_sequence_length"]
+            kwargs.pop("attention_mask", None)
+            if kwargs.keys() <= PLAIN_STEP:
+                last = {"input_ids": input_ids[:, -1:], "past_key_values": cache}
+                return last | {name: kwargs[name] for name in kwargs.keys() & FORWARDED}
+            kwargs |= {"past_key_values": cache, "next_sequence_length": 1}
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
             *args,
@@ -552,6 +734,11 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     return None
 
 
+def _are_bare(*norms: nn.Module) -> bool:
+    """Whether norms are ours and nobody has wrapped or hooked them: else they are called."""
+    return all(type(norm) is RMSNorm for norm in norms) and not is_watched(*norms)
+
+
 def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:
     """What each position is scored on, `[B, T]`; -100: on nothing."""
     if labels is None or shift_labels is not None:
@@ -562,6 +749,12 @@ def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | Non
 def _wrong_cache(given: object) -> str:
     kind = type(given).__name__
     return f"past_key_values must be a VortCache (model.new_cache()), got {kind}"
+
+
+def _leaves_to_kernels(hidden: Tensor) -> bool:
+    """Whether torch.compile should leave the blocks alone; what is exported is traced."""
+    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return compiling and hidden.is_cuda and has_triton()
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:

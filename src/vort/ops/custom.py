@@ -134,8 +134,20 @@ def custom_op(
         },
     )
 
+    # Python's own `apply` only adds a look at functorch's wrappers, argument by argument.
+    quick = super(torch.autograd.Function, direct).apply
+
+    def run(given: Inputs) -> tuple[Any, ...]:
+        if plain is not None and transformed():
+            return plain(given)
+        if not torch.is_grad_enabled():
+            return forward(given)[:shown]
+        if torch._C._are_functorch_transforms_active():
+            return direct.apply(*given)  # type: ignore[no-any-return]
+        return quick(*given)  # type: ignore[no-any-return]
+
     if shapes is None:
-        return lambda given: direct.apply(*given)
+        return run
     empty = shapes
 
     def run_forward(*given: Any) -> Any:
@@ -194,9 +206,7 @@ def custom_op(
     def call(given: Inputs) -> tuple[Any, ...]:
         if traced(given[0]):
             return _emptied(_tuple(operator(*given))[:shown])
-        if plain is not None and transformed():
-            return plain(given)
-        return direct.apply(*given)  # type: ignore[no-any-return]
+        return run(given)
 
     return call
 

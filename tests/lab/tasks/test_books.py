@@ -1,6 +1,7 @@
 """Books: windows inside documents, splits that share no file."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vort.lab.tasks import Books
-from vort.lab.tasks.books import _join_short, load_corpus
+from vort.lab.tasks.books import _join_short
+from vort.lab.tasks.corpus import find_source, load_corpus
 
 WIDTH = 33
 
@@ -158,3 +160,120 @@ def test_a_folder_of_books_has_ten_held_out_and_is_read_in_ascii() -> None:
     assert len(task.corpus["train"]) + 10 == 200
     assert task.bytes_per_character("test") == 1.0
     assert task.size("test") > 100
+
+
+def test_a_file_is_split_by_position_and_loses_nothing(tmp_path: Path) -> None:
+    text = ("Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich. " * 50).encode()
+    (tmp_path / "a.md").write_bytes(text)
+    corpus = load_corpus(str(tmp_path / "a.md"))
+    parts = [corpus[split] for split in ("train", "validation", "test")]
+    assert b"".join(part.text for (part,) in parts) == text
+    for (part,), share in zip(parts, (0.85, 0.05, 0.1), strict=True):
+        assert abs(len(part.text) / len(text) - share) < 0.002
+        part.text.decode()  # no letter is cut
+    assert [(part.begins, part.ends) for (part,) in parts] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 8, 20, 300])
+def test_any_number_of_texts_is_split_in_proportion(tmp_path: Path, count: int) -> None:
+    rng = np.random.default_rng(count)
+    for number in range(count):
+        text = bytes(rng.integers(97, 122, rng.integers(500, 3000)).tolist())
+        (tmp_path / f"{number}.txt").write_bytes(text)
+    corpus = load_corpus(str(tmp_path))
+    sizes = {split: sum(len(d.text) for d in documents) for split, documents in corpus.items()}
+    assert sum(sizes.values()) == sum(path.stat().st_size for path in tmp_path.iterdir())
+    for split, share in (("train", 0.85), ("validation", 0.05), ("test", 0.1)):
+        assert 0.5 < sizes[split] / sum(sizes.values()) / share < 2, sizes  # type: ignore[index]
+    names = [{document.name for document in documents} for documents in corpus.values()]
+    if corpus.how == "by document":
+        assert not names[0] & names[1]
+        assert not (names[0] | names[1]) & names[2]
+        assert count >= 20
+    else:
+        assert all(len(each) == count for each in names)
+    again = load_corpus(str(tmp_path))
+    assert again == corpus
+
+
+def test_a_folder_without_txt_gives_all_its_texts_and_says_what_it_leaves_out(
+    tmp_path: Path,
+) -> None:
+    for name, text in (("a.md", b"x" * 900), ("b.py", b"y" * 900), ("c.bin", b"\0" * 900)):
+        (tmp_path / name).write_bytes(text)
+    (tmp_path / ".hidden").write_bytes(b"z" * 900)
+    os.mkfifo(tmp_path / "pipe")
+    corpus = load_corpus(str(tmp_path))
+    assert {d.name for documents in corpus.values() for d in documents} == {"a.md", "b.py"}
+    assert corpus.left_out == "1 files that are no text"
+    with pytest.raises(ValueError, match="zero bytes"):
+        load_corpus(str(tmp_path / "c.bin"))
+
+
+def test_few_training_books_beside_a_test_folder_give_a_share_for_validation(
+    tmp_path: Path,
+) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        for number in range(3):
+            (tmp_path / split / f"{number}.txt").write_bytes(f"{split} {number} ".encode() * 200)
+    corpus = load_corpus(str(tmp_path))
+    assert [len(corpus[split]) for split in ("train", "validation", "test")] == [3, 3, 3]
+
+
+def test_marks_stand_where_a_text_begins_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc" * 300)
+    task = Books(source=str(tmp_path / "a.txt"), length=16, marks=True)
+    assert task.vocab_size == 259
+    assert task.characters("train") == round(0.85 * 900)
+    texts = {split: task._texts[split].text.tolist() for split in ("train", "validation", "test")}
+    assert texts["train"][0] == 257
+    assert texts["test"][-1] == 258
+    assert max(texts["validation"]) < 256
+    assert Books(source=str(tmp_path / "a.txt"), length=16).vocab_size == 256
+    longer = task.of_length(20)
+    assert longer.corpus is task.corpus
+    assert longer.batch("train", [0])["input_ids"].shape == (1, 20)
+
+
+def test_a_text_is_known_by_what_it_says_and_not_by_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc" * 300)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.txt").write_bytes(b"abc" * 300)
+    first, second = (Books(source=str(tmp_path / name), length=8) for name in ("a.txt", "b/a.txt"))
+    assert first.describe() == second.describe()
+    assert str(tmp_path) not in str(first.describe())
+
+
+def test_a_slip_in_a_path_is_no_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "books").mkdir()
+    for slip in ("nope", "nope.txt", "books/nope", "a/b/c", "./nope", "other/nope.txt"):
+        with pytest.raises(FileNotFoundError, match="no such file or folder"):
+            find_source(slip)
+    assert find_source("books") == str(tmp_path / "books")
+    assert find_source("someone/something") == "hf:someone/something"
+
+
+def test_a_data_set_without_the_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install datasets"):
+        load_corpus("hf:someone/something")
+
+
+def test_no_more_of_a_data_set_is_read_than_was_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    lines = [f'{{"text": "{chr(97 + n % 26) * 100}{n}"}}' for n in range(200)]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    corpus = load_corpus(f"hf:{tmp_path}", max_bytes=10_000)
+    size = sum(len(d.text) for documents in corpus.values() for d in documents)
+    assert 8_000 < size < 10_000
+    assert corpus.left_out
+    with pytest.raises(ValueError, match="no column 'body', it has text"):
+        load_corpus(f"hf:{tmp_path}", column="body")

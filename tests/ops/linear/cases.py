@@ -50,32 +50,69 @@ def random(device: str, dtype: torch.dtype, seed: int) -> Callable[..., Tensor]:
     return lambda *shape: torch.randn(*shape, generator=generator).to(device, dtype)
 
 
-def gated_linear(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
-    from vort.ops.linear.triton import gated_linear_fused
-
-    normal = random(device, dtype, seed)
-    inputs = {"both": normal(3, 7, 2 * 50), "weight": normal(20, 50) / 7}
-
-    def exact(both: Tensor, weight: Tensor) -> Tensor:
-        a, b = both.chunk(2, -1)
-        return (F.silu(a) * b) @ weight.T
-
-    return compare(gated_linear_fused, exact, inputs)  # type: ignore[arg-type]
+def _norm(x: Tensor, weight: Any) -> Tensor:
+    return x if weight is None else x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
 
-def products(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
-    from vort.ops.linear.triton import products_fused
+def _mlp(delta: bool, norm: bool) -> Check:
+    def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+        from vort.ops.linear.triton import gated_mlp_fused
 
-    normal = random(device, dtype, seed)
-    inputs = {"x": normal(3, 7, 32), "first": normal(20, 32) / 6, "second": normal(9, 32) / 6}
+        normal = random(device, dtype, seed)
+        inputs = {
+            "x": normal(3, 7, 24),
+            "delta": normal(3, 7, 24) if delta else None,
+            "norm": 1 + 0.3 * normal(24) if norm else None,
+            "gate": normal(50, 24) / 5,
+            "up": normal(50, 24) / 5,
+            "down": normal(24, 50) / 7,
+        }
 
-    def exact(x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        return x * 1, x @ first.T, x @ second.T
+        def exact(
+            x: Tensor, delta: Any, norm: Any, gate: Tensor, up: Tensor, down: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            total = x * 1 if delta is None else x + delta
+            n = _norm(total, norm)
+            return total, (F.silu(n @ gate.T) * (n @ up.T)) @ down.T
 
-    def fused(x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        return products_fused(x, first, second)
+        def fused(
+            x: Tensor, delta: Any, norm: Any, gate: Tensor, up: Tensor, down: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            return gated_mlp_fused(x, gate, up, down, delta, norm, 1e-6)
 
-    return compare(fused, exact, inputs)  # type: ignore[arg-type]
+        return compare(fused, exact, inputs)
+
+    return check
+
+
+def _products(delta: bool, norm: bool, groups: tuple[int, ...], width: int = 32) -> Check:
+    def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+        from vort.ops.linear.triton import products_fused
+
+        normal = random(device, dtype, seed)
+        names = [f"w{i}" for i in range(sum(groups))]
+        inputs: dict[str, Tensor | None] = {
+            "x": normal(3, 7, width),
+            "delta": normal(3, 7, width) if delta else None,
+            "norm": 1 + 0.3 * normal(width) if norm else None,
+            **{name: normal(5 + 3 * i, width) / 6 for i, name in enumerate(names)},
+        }
+
+        def grouped(weights: dict[str, Tensor]) -> list[list[Tensor]]:
+            left = iter(weights.values())
+            return [[next(left) for _ in range(size)] for size in groups]
+
+        def exact(x: Tensor, delta: Any, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
+            total = x * 1 if delta is None else x + delta
+            n = _norm(total, norm)
+            return total, n * 1, *(n @ torch.cat(w).T for w in grouped(weights))
+
+        def fused(x: Tensor, delta: Any, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
+            return products_fused(x, grouped(weights), delta, norm, 1e-6)
+
+        return compare(fused, exact, inputs)
+
+    return check
 
 
 def _gated_norm(other: bool, gate: bool, norm: bool) -> Check:
@@ -109,27 +146,6 @@ def _gated_norm(other: bool, gate: bool, norm: bool) -> Check:
     return check
 
 
-def add_rms_norm(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
-    from vort.ops.rms_norm.triton import add_rms_norm_fused
-
-    normal = random(device, dtype, seed)
-    errors = {}
-    for dim in (50, 1024):
-        weight = 1 + 0.3 * normal(dim)
-        inputs = {"x": normal(3, 7, dim), "delta": normal(3, 7, dim), "weight": weight}
-
-        def exact(x: Tensor, delta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            total = x + delta
-            return total, total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
-
-        def fused(x: Tensor, delta: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-            return add_rms_norm_fused(x, delta, weight, 1e-6)
-
-        found = compare(fused, exact, inputs)  # type: ignore[arg-type]
-        errors |= {f"{name}, {dim} wide": e for name, e in found.items()}
-    return errors
-
-
 def cross_entropy(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     from vort.ops.linear import triton
 
@@ -153,36 +169,42 @@ def cross_entropy(dtype: torch.dtype, device: str, seed: int) -> dict[str, float
     return errors
 
 
-def _routing(heads: int, gate: bool, read: bool, extra: bool) -> Check:
+def _routing(heads: int, gate: bool, read: bool, more: int) -> Check:
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.fractional import PowerLawBasis
         from vort.ops.order_weights.triton import RoutingInputs, routing_weights_fused
 
         basis = PowerLawBasis.fit(1000, 8)
         normal = random(device, dtype, seed)
-        width = heads * (1 + gate + (8 if read else 0))
         inputs: dict[str, Tensor | None] = {
-            "logits": normal(2, 41, width),
-            "bias": normal(width),
-            "extra": normal(2, 41, heads) if extra else None,
+            "logits": normal(2, 41, heads * (1 + gate + (8 if read else 0))),
+            "order_bias": normal(heads),
+            "write_bias": normal(heads) if gate else None,
+            "read_bias": normal(heads * 8) if read else None,
+            "more": normal(2, 41, more) if more else None,
+            "more_weight": normal(heads, more) / 2 if more else None,
         }
 
-        def exact(logits: Tensor, bias: Tensor, extra: Any) -> tuple[Tensor | None, ...]:
-            x = logits + bias
-            logit = x[..., :heads] + (0 if extra is None else extra)
+        def exact(
+            logits: Tensor, order_bias: Tensor, write_bias: Any, read_bias: Any, more: Any,
+            more_weight: Any,
+        ) -> tuple[Tensor | None, ...]:  # fmt: skip
+            logit = logits[..., :heads] + order_bias
+            logit = logit if more is None else logit + more @ more_weight.T
             order = 0.05 + 0.95 * torch.sigmoid(logit)
             write = basis.weights(order, validate=False)
             if gate:
-                write = write * torch.sigmoid(x[..., heads : 2 * heads])[..., None]
+                write = (
+                    write * torch.sigmoid(logits[..., heads : 2 * heads] + write_bias)[..., None]
+                )
             if not read:
                 return order, write, None
-            rest = x[..., heads * (1 + gate) :].unflatten(-1, (heads, 8))
-            return order, write, rest.softmax(-1) * 8
+            rest = logits[..., heads * (1 + gate) :] + read_bias
+            return order, write, rest.unflatten(-1, (heads, 8)).softmax(-1) * 8
 
-        def fused(logits: Tensor, bias: Tensor, extra: Any) -> tuple[Tensor | None, ...]:
-            polynomials = basis.polynomials_on(logits.device, torch.float32)
-            options = (heads, 0.05, gate, read)
-            return routing_weights_fused(RoutingInputs(logits, bias, extra, polynomials, *options))
+        def fused(**given: Any) -> tuple[Tensor | None, ...]:
+            polynomials = basis.polynomials_on(given["logits"].device, torch.float32)
+            return routing_weights_fused(RoutingInputs(*given.values(), polynomials, 0.05))
 
         return compare(fused, exact, inputs)
 
@@ -223,18 +245,22 @@ def local_step(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
 
 
 CHECKS: dict[str, Check] = {
-    "gated_linear": gated_linear,
-    "products": products,
+    "gated_mlp": _mlp(True, True),
+    "gated_mlp without delta": _mlp(False, True),
+    "gated_mlp alone": _mlp(False, False),
+    "products": _products(True, True, (3, 1, 2)),
+    "products of 1024": _products(False, True, (1,), 1024),
+    "products without norm": _products(False, False, (2, 1)),
+    "sum and norm": _products(True, True, ()),
     "gated_norm_linear": _gated_norm(True, True, True),
     "gated_norm_linear without other": _gated_norm(False, True, True),
     "gated_norm_linear without gate": _gated_norm(True, False, True),
     "gated_norm_linear without norm": _gated_norm(True, True, False),
     "gated_norm_linear alone": _gated_norm(False, False, False),
-    "add_rms_norm": add_rms_norm,
     "cross_entropy": cross_entropy,
-    "routing": _routing(3, True, True, True),
-    "routing without extra": _routing(2, True, True, False),
-    "routing without gate": _routing(4, False, True, True),
-    "routing without read": _routing(2, True, False, True),
+    "routing": _routing(3, True, True, 4),
+    "routing without more": _routing(2, True, True, 0),
+    "routing without gate": _routing(4, False, True, 4),
+    "routing without read": _routing(2, True, False, 1),
     "local step": local_step,
 }

@@ -1,12 +1,9 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
-from tests.ops.interpreter import check_claim
+from tests.ops.interpreter import check_claim, kernels_everywhere
 from tests.ops.linear.cases import CHECKS
 
 BOUND = 2e-6
@@ -21,9 +18,9 @@ def every_output_and_gradient_equals_exact() -> None:
 def obeys_torch_library() -> None:
     from vort.ops.linear import triton
 
-    both, weight = torch.randn(5, 12, requires_grad=True), torch.randn(4, 6, requires_grad=True)
-    inputs = triton.GatedInputs(both, weight)
-    torch.library.opcheck(torch.ops.vort.gated_linear.default, tuple(inputs))
+    x, weight = torch.randn(5, 12, requires_grad=True), torch.randn(7, 12, requires_grad=True)
+    inputs = triton.LossInputs(x, weight, torch.tensor([0, 6, -100, 2, 3]), -100, True)
+    torch.library.opcheck(torch.ops.vort.linear_cross_entropy.default, tuple(inputs))
 
 
 def a_layer_of_kernels_equals_one_without() -> None:
@@ -37,11 +34,67 @@ def a_layer_of_kernels_equals_one_without() -> None:
         assert (got - wanted).norm() <= 2e-5 * wanted.norm() + 1e-7, name
 
 
+def a_block_of_kernels_equals_one_without() -> None:
+    """Hidden states and gradients of a block with its norms, whatever its router reads."""
+    for options in ({"use_entropy": True}, {"use_entropy": False, "use_entity": True}):
+        (got, gradients), (wanted, truth) = (_block(fused, options) for fused in (True, False))
+        assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+        assert gradients.keys() == truth.keys()
+        for name, gradient in gradients.items():
+            error = (gradient - truth[name]).norm()
+            assert error <= 2e-5 * truth[name].norm() + 1e-7, (name, options)
+
+
+def a_model_of_kernels_equals_one_without() -> None:
+    """The loss and its gradients; hidden states asked for are whole ones."""
+    (loss, states, gradients), (wanted, true_states, truth) = (_model(f) for f in (True, False))
+    assert (loss - wanted).abs() <= 1e-5 * wanted
+    for got, true in zip(states, true_states, strict=True):
+        assert (got - true).norm() <= 1e-5 * true.norm()
+    for name, gradient in gradients.items():
+        assert (gradient - truth[name]).norm() <= 3e-5 * truth[name].norm() + 1e-7, name
+
+
+def _model(fused: bool) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
+    from vort.models import VortConfig, VortForCausalLM
+
+    with kernels_everywhere(fused):
+        torch.manual_seed(0)
+        config = VortConfig(
+            hidden_size=16, num_hidden_layers=2, num_attention_heads=2, sliding_window=3,
+            horizon=100, num_scales=2, intermediate_size=24, vocab_size=11,
+        )  # fmt: skip
+        model = VortForCausalLM(config).train()
+        ids = torch.randint(11, (1, 6))
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        with torch.no_grad():
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        return loss.detach(), states, {n: p.grad for n, p in model.named_parameters()}
+
+
+def _block(fused: bool, options: dict[str, bool]) -> tuple[Tensor, dict[str, Tensor]]:
+    from vort.models import VortConfig
+    from vort.models.modeling_vort import VortBlock
+
+    with kernels_everywhere(fused):
+        torch.manual_seed(0)
+        config = VortConfig(
+            hidden_size=16, num_attention_heads=2, sliding_window=3, horizon=100, num_scales=3,
+            intermediate_size=24, **options,
+        )  # fmt: skip
+        block = VortBlock(config, 0)
+        x = torch.randn(2, 7, 16, requires_grad=True)
+        y, _ = block(x, entity_mask=torch.eye(7)[:2])
+        (y * torch.linspace(-1, 1, 16)).sum().backward()
+        return y.detach(), {n: p.grad for n, p in block.named_parameters()} | {"x": x.grad}
+
+
 def _layer(fused: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """One layer's output, gradients, and its outputs token by token after a prompt."""
     from vort.layers import LayerStates, VortAttention
 
-    with _kernels(fused):
+    with kernels_everywhere(fused):
         torch.manual_seed(0)
         layer = VortAttention(
             hidden_size=32, num_attention_heads=2, sliding_window=5, horizon=100, num_scales=3,
@@ -61,31 +114,6 @@ def _layer(fused: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
                 parts.append(part)
         assert places == {n: t.data_ptr() for n, t in states.states[0].items()}
         return y.detach(), gradients, torch.cat(parts, 1)
-
-
-@contextmanager
-def _kernels(wanted: bool) -> Iterator[None]:
-    """As on a GPU: everything that kernels can take, they take."""
-    import sys
-
-    import vort.layers  # noqa: F401
-
-    def take(*tensors: Tensor) -> bool:
-        return wanted and all(x.dtype == torch.float32 for x in tensors)
-
-    modules = [m for n, m in sys.modules.items() if n.startswith("vort.")]
-    changed = [m for m in modules if hasattr(m, "kernels_take")]
-    kept = [m.kernels_take for m in changed]
-    interface = sys.modules["vort.ops.retention.interface"]
-    choose = interface._choose
-    for module in changed:
-        module.kernels_take = take
-    if wanted:
-        interface._choose = lambda *given: ("triton", "asked for")
-    yield
-    for module, function in zip(changed, kept, strict=True):
-        module.kernels_take = function
-    interface._choose = choose
 
 
 if __name__ == "__main__":

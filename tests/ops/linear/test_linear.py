@@ -9,13 +9,14 @@ from torch.nn import functional as F
 
 from tests.ops.interpreter import check_in_interpreter, claims_of, needs_triton
 from vort.ops.linear import (
-    gated_linear,
+    Norm,
+    gated_mlp,
     gated_norm_linear,
     is_plain,
     linear_cross_entropy,
     products,
 )
-from vort.ops.rms_norm import add_rms_norm, rms_norm
+from vort.ops.rms_norm import rms_norm
 
 
 @needs_triton
@@ -26,19 +27,23 @@ def test_kernels_in_the_interpreter(claim: str) -> None:
 
 def test_on_a_cpu_each_is_what_its_equation_says() -> None:
     x, w = torch.randn(2, 5, 12), torch.randn(7, 12)
-    same, y = products(x, w)
+    scale = Norm(torch.randn(12), 1e-6)
+    same, normed, y, z = products(x, [w, w[:3]], [w], norm=scale)
     assert same is x
-    assert torch.equal(y, F.linear(x, w))
-    half = torch.randn(7, 6)
-    wanted = F.linear(F.silu(x[..., :6]) * x[..., 6:], half)
-    torch.testing.assert_close(gated_linear(x, half), wanted)
+    assert torch.equal(normed, rms_norm(x, *scale))
+    assert torch.equal(y, F.linear(normed, torch.cat([w, w[:3]])))
+    assert torch.equal(z, F.linear(normed, w))
+    total, normed = products(x, delta=x, norm=scale)
+    assert torch.equal(total, x + x)
+    assert torch.equal(normed, rms_norm(x + x, *scale))
+    total, y = gated_mlp(x, w, 2 * w, w.T, delta=x, norm=scale)
+    read = rms_norm(x + x, *scale)
+    assert torch.equal(total, x + x)
+    torch.testing.assert_close(y, (F.silu(read @ w.T) * (read @ w.T * 2)) @ w)
     heads, norm = torch.randn(2, 5, 3, 4), torch.randn(4)
     wanted = F.linear(rms_norm(heads + heads, norm).flatten(2) * F.silu(x), w)
     found = gated_norm_linear(heads, w, other=heads, gate=x, norm=norm)
     torch.testing.assert_close(found, wanted)
-    total, normed = add_rms_norm(x, x, torch.ones(12))
-    assert torch.equal(total, x + x)
-    assert torch.equal(normed, rms_norm(x + x, torch.ones(12)))
 
 
 def test_the_loss_leaves_out_what_is_ignored() -> None:

@@ -1,6 +1,8 @@
 """The commands of `vort`, a file each, and what they share: how options are read."""
 
 import json
+import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,28 @@ if TYPE_CHECKING:
     from vort.lab.experiments.cell import Size
     from vort.models import VortForCausalLM
 
-__all__ = ["books_of", "load_model", "read_names", "read_settings", "read_size", "read_workers"]
+__all__ = [
+    "books_of",
+    "check_writable",
+    "load_model",
+    "quiet_libraries",
+    "read_device",
+    "read_names",
+    "read_settings",
+    "read_size",
+    "read_workers",
+    "say_horizon",
+]
+
+_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def read_settings(given: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """name=value pairs; values are JSON where they can be, else text."""
+    """name=value pairs; values are JSON where they can be, or Python's True, False, None, or text.
+
+    >>> read_settings(["bounds=[1, 2]", "use_entropy=False", "memory=none"], "--model-set")
+    {'bounds': [1, 2], 'use_entropy': False, 'memory': 'none'}
+    """
     found = {}
     for pair in given or ():
         name, equals, value = pair.partition("=")
@@ -26,7 +45,7 @@ def read_settings(given: Sequence[str] | None, option: str) -> dict[str, Any]:
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:
-            found[name] = value
+            found[name] = _PYTHON.get(value, value)
     return found
 
 
@@ -60,6 +79,21 @@ def read_workers(workers: int | None) -> int:
     return default_workers() if workers is None else workers
 
 
+def read_device(device: str) -> str:
+    """The device that `--device` names, if it is there."""
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        wanted = None
+    there = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    if wanted is None or not any(str(wanted) in (each, each.split(":")[0]) for each in there):
+        raise typer.BadParameter(f"--device must be one of {', '.join(there)}, got {device}")
+    return device
+
+
 def books_of(data: Path | None) -> Path | None:
     """The folder of texts within the folder a user named."""
     if data is None:
@@ -69,15 +103,76 @@ def books_of(data: Path | None) -> Path | None:
     return data / "books" if (data / "books").is_dir() else data
 
 
+def check_writable(path: Path, option: str) -> None:
+    """Raise where a file could not be written: better before the work than after it."""
+    if path.is_dir():
+        raise typer.BadParameter(f"{option} must be a file, and {path} is a folder")
+    near = next(parent for parent in path.absolute().parents if parent.exists())
+    if not near.is_dir() or not os.access(near, os.W_OK):
+        raise typer.BadParameter(f"{option} cannot be written: {near} is no folder for it")
+
+
+def quiet_libraries() -> None:
+    """Turn off the bars that libraries draw of their own accord, and what they murmur."""
+    from huggingface_hub.utils.logging import set_verbosity_error
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from transformers.utils.logging import disable_progress_bar
+
+    set_verbosity_error()  # type: ignore[no-untyped-call]
+    disable_progress_bars()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def load_model(name: str, device: str) -> "tuple[VortForCausalLM, PreTrainedTokenizerBase]":
-    """A saved model in evaluation mode and its tokenizer; without one, text is read as bytes."""
+    """A saved model in evaluation mode and its tokenizer; without one, text is read as bytes.
+
+    name: a folder that holds one, or that `vort train` made; or a model of Hugging Face.
+    """
+    place, device = _find_model(name), read_device(device)
     from transformers import AutoTokenizer
 
     from vort.models import ByteTokenizer, VortForCausalLM
 
-    model: VortForCausalLM = VortForCausalLM.from_pretrained(name)
+    quiet_libraries()
+    try:
+        model: VortForCausalLM = VortForCausalLM.from_pretrained(place)
+    except OSError as problem:
+        if Path(place).is_dir():
+            raise
+        reason = str(problem).strip().splitlines()[0]
+        raise OSError(f"no such folder, and no model of that name: {name} ({reason})") from problem
     model.eval()  # type: ignore[no-untyped-call]
     model.to(device)  # type: ignore[arg-type]  # transformers' annotation hides nn.Module's
-    if Path(name).is_dir() and not (Path(name) / "tokenizer_config.json").is_file():
+    if Path(place).is_dir() and not (Path(place) / "tokenizer_config.json").is_file():
         return model, ByteTokenizer()
-    return model, AutoTokenizer.from_pretrained(name)
+    return model, AutoTokenizer.from_pretrained(place)
+
+
+def _find_model(name: str) -> str:
+    """Where the model is that a user means; what is no folder and may be a slip is refused."""
+    path = Path(name).expanduser()
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file():
+            return str(folder)
+    if (path / "run.json").is_file():
+        raise ValueError(
+            f"the run in {path} has no finished model yet: vort train --out {path} --resume"
+        )
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} holds no model: there is no config.json in it")
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or path.parent.exists():
+        raise FileNotFoundError(f"no such folder: {name}")
+    return name
+
+
+def say_horizon(model: Any, length: int, remedy: str = "") -> None:
+    """Say, once, that a sequence is longer than the lags a model's memory is made for."""
+    if getattr(model, "_said_horizon", False) or model.config.memory != "vort":
+        return
+    if length > model.config.horizon:
+        model._said_horizon = True
+        typer.echo(
+            f"{length:,} tokens are more than the horizon of {model.config.horizon:,}: what lies "
+            f"further back is kept, but no longer fades as a power law{remedy}",
+            err=True,
+        )

@@ -30,10 +30,7 @@ def report(
     from vort.lab.report.run_page import write_report_page
 
     target = RunFolder(run_dir).page if out is None else out
-    try:
-        run = write_report_page(run_dir, target, EXPERIMENTS)
-    except (OSError, ValueError) as problem:
-        raise typer.BadParameter(str(problem)) from problem
+    run = write_report_page(run_dir, target, EXPERIMENTS)
     for problem_text in run.problems:
         console.print(f"left out: {problem_text}", style="yellow", markup=False, soft_wrap=True)
     size = target.stat().st_size / 1e6

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from vort.lab.commands import check_writable
+
 if TYPE_CHECKING:
     from vort.fractional import PowerLawBasis
 
 console = Console()
+_PICTURES, _BASES = (".png", ".svg", ".pdf"), (".json", ".safetensors")
 
 
 def kernel(
@@ -29,15 +32,18 @@ def kernel(
     from vort.lab.experiments.kernel import PAPER_TOLERANCE, compare_rules, rules_sheet
     from vort.lab.report.figures.kernels import draw_kernels_soe
 
+    for option, path, kinds in (("--plot", plot, _PICTURES), ("--save", save, _BASES)):
+        if path is not None and path.suffix not in kinds:
+            raise typer.BadParameter(f"{option} must end in {' or '.join(kinds)}, got {path}")
+        if path is not None:
+            check_writable(path, option)
     if tolerance is None and terms is None:
         tolerance = 2e-3
-    try:
-        with console.status("fitting"):
-            basis = PowerLawBasis.fit(horizon, terms, tolerance, order_min)
-        if save is not None:
-            basis.save(save)
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem)) from problem
+    with console.status("fitting"):
+        basis = PowerLawBasis.fit(horizon, terms, tolerance, order_min)
+    if save is not None:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        basis.save(save)
     _print_basis(basis)
     with console.status("comparing with the paper's rules"):
         rules = list(compare_rules(horizon, PAPER_TOLERANCE, basis))

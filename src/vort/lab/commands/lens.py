@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from vort.files import write_atomically
-from vort.lab.commands import load_model
+from vort.lab.commands import check_writable, load_model, say_horizon
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ console = Console()
 
 
 def lens(
-    model: Annotated[str, typer.Argument(help="Folder or name of a saved VortForCausalLM.")],
+    model: Annotated[str, typer.Argument(help="Folder of a model, or of `vort train`.")],
     text: Annotated[Path, typer.Option(help="The text to look at, UTF-8.")],
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("lens.html"),
     max_tokens: Annotated[int, typer.Option(help="Cut the text after so many tokens.")] = 5000,
@@ -32,14 +32,14 @@ def lens(
     """Write one self-contained HTML page: the text, coloured by what a model remembers of it."""
     if max_tokens < 2:
         raise typer.BadParameter(f"--max-tokens must be at least 2, got {max_tokens}")
-    try:
-        loaded, tokenizer = load_model(model, device)
-        with console.status("reading the text"):
-            page = _page(loaded, tokenizer, text, max_tokens, title or text.name, model)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out, page)
-    except (OSError, TypeError, ValueError) as problem:
-        raise typer.BadParameter(str(problem)) from problem
+    if not text.is_file():
+        raise typer.BadParameter(f"--text must be a file, got {text}")
+    check_writable(out, "--out")
+    loaded, tokenizer = load_model(model, device)
+    with console.status("reading the text"):
+        page = _page(loaded, tokenizer, text, max_tokens, title or text.name, model)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
     size = out.stat().st_size / 1e6
     console.print(f"lens: [bold]{out}[/bold] ({size:.1f} MB)", highlight=False)
 
@@ -59,6 +59,7 @@ def _page(
 
     source, ids = _read(tokenizer, file, max_tokens, model.config.use_entity)
     marks = None if source.marks is None else torch.from_numpy(source.marks)[None].to(model.device)
+    say_horizon(model, ids.shape[1])
     view = view_text(model, ids.to(model.device), marks)
     config, made_by = model.config, provenance()
     about = {

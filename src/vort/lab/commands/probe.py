@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vort.lab.commands.command import Command
+
 if TYPE_CHECKING:
     from vort.layers.entity_probe import EntityProbe
 
@@ -17,7 +19,7 @@ app = typer.Typer(help="Entity probes: names in a text.", no_args_is_help=True)
 Text = Annotated[str, typer.Argument(help="A file, - for standard input, or a text itself.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
     text: Text,
     rules: Annotated[bool, typer.Option(help="Use the rules instead of the weights.")] = False,
@@ -29,7 +31,7 @@ def show(
         typer.echo(f"{start}\t{end}\t{content[start:end]}")
 
 
-@app.command()
+@app.command(cls=Command)
 def compare(text: Text) -> None:
     """Print the names that any probe finds, one a line, and which probes do."""
     content = _content(text)
@@ -56,11 +58,12 @@ def _content(text: str) -> str:
     """The text that an argument stands for; what can only be meant as a file must be one."""
     if text == "-":
         return sys.stdin.read()
-    if any(letter.isspace() for letter in text):
-        return text
     path = Path(text)
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    if path.suffix or len(path.parts) > 1:
-        raise typer.BadParameter(f"no such file: {text}", param_hint="TEXT")
+    if len(text) < 4096 and "\0" not in text and path.exists():
+        if not path.is_file():
+            raise typer.BadParameter(f"TEXT must be a file or a text, and {text} is a folder")
+        return path.read_text(encoding="utf-8", errors="replace")
+    single = not any(letter.isspace() for letter in text)
+    if single and (path.suffix or len(path.parts) > 1):
+        raise typer.BadParameter(f"no such file: {text}")
     return text

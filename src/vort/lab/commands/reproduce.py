@@ -72,14 +72,16 @@ def reproduce(
     folder = RunFolder(Path("reports") / size if out is None else out)
 
     failed = _run(todo if run else [], folder, side_by_side, resume)
-    for experiment in experiments:
-        _summarise(experiment, plan, folder)
-    if only is None:
-        _draw_paper_figures(folder)
-    _write_page(folder)
+    shown = [_summarise(experiment, plan, folder) for experiment in experiments]
+    if any(shown):
+        if only is None:
+            _draw_paper_figures(folder)
+        _write_page(folder)
     if failed:
         console.print(f"[red]{failed} cells failed[/red]; the same command tries them again")
         raise typer.Exit(1)
+    if not any(shown):
+        raise typer.BadParameter(f"{folder.root} has no results to show, and none were to be made")
 
 
 @dataclass(frozen=True)
@@ -163,8 +165,11 @@ def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, resume: bool) -
     return failed
 
 
-def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> None:
-    """Tables and verdicts of all that a folder has of an experiment, shown and written."""
+def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> bool:
+    """Tables and verdicts of all that a folder has of an experiment, shown and written.
+
+    Whether there was anything: of nothing no summary is left.
+    """
     from vort.lab.experiments import EXPERIMENTS
     from vort.lab.report.folder import write_summary
 
@@ -177,10 +182,14 @@ def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> Non
     with console.status(f"summarising {experiment.name}"):
         summary = experiment.summarise(records, plan.size)
         part = folder.part(experiment.name)
-        part.mkdir(parents=True, exist_ok=True)
+        something = bool(records or summary.sheets or summary.verdicts or summary.figures)
+        if something:
+            part.mkdir(parents=True, exist_ok=True)
         for figure in summary.figures:
             figure.draw(part / figure.file)
     _show(experiment, summary)
+    if not something:
+        return False
     made_by = [record["made_by"] for record in records]
     command = f"vort reproduce --scale {plan.size} --only "
     command += ",".join((*experiment.uses, experiment.name))
@@ -194,6 +203,7 @@ def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> Non
         **summary.to_dict(command),
     }
     write_summary(part, record)
+    return True
 
 
 def _show(experiment: "Experiment", summary: "Summary") -> None:

@@ -1,27 +1,48 @@
-"""`vort train` and `vort eval`: one model on one task, resumable, and its scores again later."""
+"""`vort train` and `vort eval`: one model on one task or text, resumable, and its scores later."""
 
-import json
+import os
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from vort.files import write_atomically
-from vort.lab.commands import read_settings
+from vort.lab.commands import quiet_libraries, read_settings, say_horizon
+from vort.lab.commands.settings import RunSettings
 
-console = Console()
+# Where several processes train together, one speaks.
+console = Console(quiet=os.environ.get("RANK", "0") != "0")
+
+# Of a task that is no text of one's own.
+_DEFAULTS = {"steps": 1000, "batch_size": 32, "learning_rate": 1e-3, "seed": 0}
+# The most that is read of a data set, which may have no end.
+_MOST_BYTES = 2**28
 
 
 def train(
-    task: Annotated[str, typer.Argument(help="zipf_retrieval, label_copy, mqar, books, ...")],
-    out: Annotated[Path, typer.Option(help="Folder for checkpoints, settings and result.")],
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoints, settings, result, model.")],
+    task: Annotated[
+        str | None, typer.Argument(help="zipf_retrieval, label_copy, mqar, books; not with --text.")
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="A text of your own: a file, a folder, or a data set OWNER/NAME."),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(help="tiny, 6m, 25m or 125m; for --text, by machine if absent.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps; by size and text, or 1000, if absent.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data, instead.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences of a step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="The highest, after warm-up.")] = 1e-3,
-    accumulation: Annotated[int, typer.Option(help="Pieces a batch is split into.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of weights and data.")] = 0,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The highest, after warm-up.")] = None,
+    accumulation: Annotated[
+        int | None, typer.Option(help="Pieces a batch is split into, to save memory.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights and data; 0 if absent.")] = None,
     task_set: Annotated[
         list[str] | None, typer.Option(help="A setting of the task, e.g. length=1000.")
     ] = None,
@@ -32,46 +53,295 @@ def train(
         list[str] | None, typer.Option(help="One of TrainingConfig, e.g. checkpoint_every=100.")
     ] = None,
     log: Annotated[str | None, typer.Option(help="tensorboard or wandb.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that draw sequences.")] = 0,
-    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Processes that draw sequences.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in OUT; it knows its settings.")
+    ] = False,
 ) -> None:
-    """Train a model; on text it is saved as a Hugging Face model in OUT/model too."""
+    """Train a model on a text of your own (--text) or on a task, and say first what it takes.
+
+    Ctrl-C saves and stops; `vort train --out OUT --resume` goes on. A model of text ends up in
+    OUT/model, for `vort generate OUT`, `vort lens OUT` and Hugging Face's from_pretrained.
+    """
+    from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
+    from vort.lab.training.lock import hold
+    from vort.models import VortConfig
+
+    options: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
+    options |= {"learning_rate": learning_rate, "accumulation": accumulation, "seed": seed}
+    options |= {"log": log, "workers": workers}
+    options |= _typed(TrainingConfig, training_set, "--training-set")
+    given = RunSettings(
+        task=_task_of(task, text, seed, read_settings(task_set, "--task-set")),
+        model=_typed(VortConfig, model_set, "--model-set"),
+        training={key: value for key, value in options.items() if value is not None},
+        size=size or "",
+    )
+    go_on = f"go on with: vort train --out {shlex.quote(str(out))} --resume"
+    try:
+        with hold(out):
+            found = latest_checkpoint(out)
+            if found is not None and not resume:
+                raise FileExistsError(
+                    f"{out} holds a run already, {found.name}: take another --out, or {go_on}"
+                )
+            _run(out, given, resume)
+    except Stopped as stop:
+        _say(f"stopped at step {stop.step:,} of {stop.total:,}, saved; {go_on}")
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        saved = latest_checkpoint(out)
+        where = "nothing was saved" if saved is None else f"{saved.name} is saved; {go_on}"
+        _say(f"stopped; {where}")
+        raise typer.Exit(130) from None
+
+
+def _typed(kind: Any, given: list[str] | None, option: str) -> dict[str, Any]:
+    from vort.names import typed
+
+    return typed(kind, read_settings(given, option), option)
+
+
+def _task_of(
+    task: str | None, text: str | None, seed: int | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The task that options describe, as far as they do."""
+    import vort.lab.experiments  # noqa: F401  # some define tasks of their own
+    from vort.lab.tasks import TASKS
+    from vort.lab.tasks.corpus import find_source
+    from vort.names import typed
+
+    if task is not None and text is not None:
+        raise typer.BadParameter(f"give a TASK or --text, not both: got {task} and --text {text}")
+    found: dict[str, Any] = {} if task is None else {"name": task}
+    found |= {} if seed is None else {"seed": seed}
+    found |= settings
+    if text is not None:
+        found |= {"name": "books", "source": text, "marks": True}
+    if "source" in found:
+        found["source"] = find_source(str(found["source"]))
+        if text is not None and found["source"].startswith("hf:"):
+            found.setdefault("max_bytes", _MOST_BYTES)
+    kind = TASKS.get(str(found.get("name")))
+    return found if kind is None else typed(kind, found, "--task-set")
+
+
+def _run(out: Path, given: RunSettings, resume: bool) -> None:
+    """Train in a folder that is ours, from its own settings or from those given."""
     from vort.lab.training import train as run_training
 
-    training = {
-        "steps": 1000 if steps is None and epochs is None else steps,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "accumulation": accumulation,
-        "seed": seed,
-        "log": log,
-        "workers": workers,
-        **read_settings(training_set, "--training-set"),
-    }
-    settings = {
-        "task": {"name": task, "seed": seed, **read_settings(task_set, "--task-set")},
-        "model": read_settings(model_set, "--model-set"),
-        "training": {key: value for key, value in training.items() if value is not None},
-    }
-    try:
-        built, made, config = _build(settings)
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "run.json", json.dumps(settings, indent=1) + "\n")
-        found = run_training(built, made, config, directory=out, resume=resume)
-    except (FileExistsError, FloatingPointError, TypeError, ValueError) as problem:
-        raise typer.BadParameter(str(problem)) from problem
-    except KeyboardInterrupt:
-        console.print("stopped; --resume goes on from the newest checkpoint")
-        raise typer.Exit(130) from None
+    quiet_libraries()
+    if resume:
+        settings = RunSettings.read(out)
+        settings.refuse_others(given, out)
+        settings = replace(settings, training={**settings.training, **given.training})
+        made = _make_task(settings)
+    elif "name" not in given.task:
+        raise typer.BadParameter("give --text FILE, FOLDER or OWNER/NAME, or a TASK, or --resume")
+    else:
+        settings, made = _plan(given)
+    may_split = made.text and not resume and "accumulation" not in given.training
+    model, config, settings = _prepare(settings, made, _steps_done(out), may_split=may_split)
+    if not resume:
+        settings.write(out)
+    found = run_training(model, made, config, directory=out, resume=resume)
     _show(found.test or found.validation, made)
     if made.text:
-        from vort.models import ByteTokenizer
+        _save_model(model, out)
+    _say(f"result: {out / 'result.json'}")
 
-        built.save_pretrained(out / "model")
-        ByteTokenizer().save_pretrained(out / "model")
-        console.print(f"model: [bold]{out / 'model'}[/bold] (for vort generate, vort lens)")
-    console.print(f"result: [bold]{out / 'result.json'}[/bold]")
+
+def _steps_done(out: Path) -> int:
+    from vort.lab.training import latest_checkpoint
+
+    found = latest_checkpoint(out)
+    return 0 if found is None else int(found.name.removeprefix("step-"))
+
+
+def _make_task(settings: RunSettings) -> Any:
+    import vort.lab.experiments  # noqa: F401  # some define tasks of their own
+    from vort.lab.tasks import make_task
+
+    return make_task(**settings.task)
+
+
+def _plan(given: RunSettings) -> tuple[RunSettings, Any]:
+    """Everything that was not said, for a text by its size and the machine; and the task."""
+    from vort.lab.training.forecast import free_memory, training_device
+    from vort.lab.training.sizes import TEXT_SIZES, choose_size, settings_for_text
+    from vort.names import check_choice
+
+    task = {"seed": given.training.get("seed", 0), **given.task}
+    if not task.get("marks"):
+        if given.size:
+            raise typer.BadParameter(f"--size is of models of text: it needs --text, got {task}")
+        training = {**_DEFAULTS, **given.training}
+        if "epochs" in given.training and "steps" not in given.training:
+            del training["steps"]
+        found = replace(given, task=task, training=training)
+        return found, _make_task(found)
+    books = _make_task(replace(given, task=task))
+    device = training_device()
+    name = given.size or choose_size(books.characters("train"), device, free_memory(device))
+    check_choice("--size", name, TEXT_SIZES)
+    size = TEXT_SIZES[name]
+    asked = {**given.training, **({"length": task["length"]} if "length" in task else {})}
+    tuned = settings_for_text(books, size, asked)
+    task["length"] = tuned.pop("length")
+    training = {**tuned, "seed": 0, **given.training}
+    if "epochs" in training and "steps" not in given.training:
+        read = training["batch_size"] * task["length"]
+        training["steps"] = max(1, round(training.pop("epochs") * books.characters("train") / read))
+    model = {**size.model, **given.model}
+    return RunSettings(task, model, training, name), books.of_length(task["length"])
+
+
+def _prepare(
+    settings: RunSettings, task: Any, done: int, *, may_split: bool
+) -> tuple[Any, Any, RunSettings]:
+    """Model and training as they will be, once it is said what they take, and that it is there.
+
+    Args:
+        settings: of the run.
+        task: made from them.
+        done: steps that are behind it.
+        may_split: whether a batch may be split into as many pieces as fit.
+    """
+    from vort.lab.experiments.models import build_model
+    from vort.lab.training import TrainingConfig
+    from vort.lab.training.forecast import forecast
+    from vort.lab.training.setup import check_tracker
+    from vort.models import VortConfig
+    from vort.names import typed
+
+    if "steps" in settings.training and "epochs" in settings.training:
+        raise typer.BadParameter("give --steps or --epochs, not both")
+    config = TrainingConfig.from_dict(settings.training)
+    check_tracker(config)
+    own = typed(VortConfig, _with_text_tokens(task, settings.model))
+    _check_parameters(task, own)
+    model = build_model(task, own, config.seed)
+    with console.status("measuring a step"):
+        found = forecast(model, task, config)
+    pieces = found.accumulation(config.batch_size, config.accumulation)
+    if pieces is None:
+        raise ValueError(
+            f"training would take about {_bytes(found.memory(1))} of memory a sequence, and "
+            f"{_bytes(found.free)} are free: take a smaller --size, or --task-set length"
+        )
+    if pieces > config.accumulation:
+        if not may_split:
+            raise ValueError(
+                "training would take about "
+                f"{_bytes(found.memory(config.batch_size // config.accumulation))} of memory, and "
+                f"{_bytes(found.free)} are free: --accumulation {pieces} would do with "
+                f"{_bytes(found.memory(config.batch_size // pieces))}"
+            )
+        config = replace(config, accumulation=pieces)
+        settings = replace(settings, training={**settings.training, "accumulation": pieces})
+    _announce(settings, task, config, model, found, done)
+    return model, config, settings
+
+
+def _with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
+    """Bytes of text are `ByteTokenizer`'s, with its special tokens: the defaults of VortConfig."""
+    from vort.models import VortConfig
+
+    tokens = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+    default = VortConfig()
+    return {**({name: getattr(default, name) for name in tokens} if task.text else {}), **model}
+
+
+def _check_parameters(task: Any, settings: dict[str, Any]) -> None:
+    """Refuse a model whose weights alone would not fit, before it is made."""
+    from vort.lab.experiments.models import model_config
+    from vort.lab.training.forecast import BYTES_PER_PARAMETER, free_memory, training_device
+
+    config = model_config(task, settings)
+    # The least that a block can have; the rest is counted when it is there.
+    least = config.num_hidden_layers * 4 * config.hidden_size**2
+    needed, free = BYTES_PER_PARAMETER * least, free_memory(training_device())
+    if needed > free:
+        raise ValueError(
+            f"training would take more than {_bytes(needed)} for the weights alone, and "
+            f"{_bytes(free)} are free: take a smaller --size or model"
+        )
+
+
+def _announce(
+    settings: RunSettings, task: Any, config: Any, model: Any, found: Any, done: int
+) -> None:
+    """Say what will be done, on what, and what it will take."""
+    from vort.lab.training.forecast import device_in_words, training_device
+    from vort.lab.training.progress import in_words
+
+    if task.text:
+        _show_splits(task)
+    left = max(found.steps - done, 0)
+    shape = model.config
+    name = f"{settings.size}, " if settings.size else ""
+    piece = config.batch_size // config.accumulation
+    parts = f" in {config.accumulation} pieces" if config.accumulation > 1 else ""
+    read = found.steps * config.batch_size * task.length
+    passes = f", {read / task.characters('train'):,.1f} passes over the text" if task.text else ""
+    lines = {
+        "device": device_in_words(training_device()),
+        "model": f"{name}{found.parameters:,} parameters: {shape.num_hidden_layers} layers of "
+        f"{shape.hidden_size}, memory {shape.memory}",
+        "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
+        f"{'bytes' if task.text else 'tokens'}{parts}{passes}",
+        "memory": f"about {_bytes(found.memory(piece))} of {_bytes(found.free)} that are free",
+        "time": f"about {in_words(found.time(left))}, {found.seconds:.2g} s a step"
+        + (f", for the {left:,} steps to come" if done else ""),
+    }
+    for key, value in lines.items():
+        _say(f"{key + ':':9} {value}")
+    say_horizon(model, task.length, "; --model-set horizon=... makes it for longer ones")
+
+
+def _show_splits(task: Any) -> None:
+    from vort.lab.report.tables import Sheet
+    from vort.lab.tasks import SPLITS
+
+    total = sum(task.characters(split) for split in SPLITS)
+    rows = [
+        [split, f"{len(task.corpus[split]):,}", f"{size:,}", f"{size / total:.0%}"]
+        for split in SPLITS
+        for size in [task.characters(split)]
+    ]
+    headings = ("split", "documents", "bytes", "share")
+    console.print(Sheet(f"text, split {task.corpus.how}", headings, rows).to_rich())
+    if task.corpus.left_out:
+        _say(f"left out: {task.corpus.left_out}")
+
+
+def _say(text: str) -> None:
+    """A line as it is, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.0f} MB"
+
+
+def _save_model(model: Any, out: Path) -> None:
+    """As Hugging Face saves models, whole or not at all, and what can be done with it."""
+    from vort.lab.training.checkpoint import complete_folder
+    from vort.models import ByteTokenizer
+
+    if os.environ.get("RANK", "0") == "0":
+        with complete_folder(out / "model") as folder:
+            model.save_pretrained(folder)
+            ByteTokenizer().save_pretrained(folder)
+    place = out / "model"
+    for line in (
+        f"model: {place}; take it with",
+        f'  vort generate {out} --prompt "..."',
+        f"  vort lens {out} --text FILE",
+        f'  vort.VortForCausalLM.from_pretrained("{place}")',
+        f"  lm_eval --model hf --model_args pretrained={place},trust_remote_code=True --tasks ...",
+    ):
+        _say(line)
 
 
 def evaluate(
@@ -87,40 +357,29 @@ def evaluate(
     ] = None,
 ) -> None:
     """Score a trained model, also on longer sequences than it was trained on."""
+    from vort.lab.experiments.models import build_model
+    from vort.lab.tasks.corpus import find_source
     from vort.lab.training import evaluate as score
     from vort.lab.training import latest_checkpoint, load_weights
 
-    try:
-        settings = json.loads((run / "run.json").read_text())
-        settings["task"] |= read_settings(task_set, "--task-set")
-        model, task, _ = _build(settings)
-        checkpoint = latest_checkpoint(run)
-        if checkpoint is None:
-            raise FileNotFoundError(f"no checkpoint in {run}: the run has not saved one yet")
-        load_weights(checkpoint, model)
-        if horizon is not None:
-            model.model.set_horizon(horizon)
-        found = score(model, task, split, sequences=sequences, batch_size=batch_size)  # type: ignore[arg-type]
-    except (OSError, TypeError, ValueError) as problem:
-        raise typer.BadParameter(str(problem)) from problem
+    settings = RunSettings.read(run)
+    changes = read_settings(task_set, "--task-set")
+    if "source" in changes:
+        changes["source"] = find_source(str(changes["source"]))
+    settings = replace(settings, task={**settings.task, **changes})
+    checkpoint = latest_checkpoint(run)
+    if checkpoint is None:
+        raise FileNotFoundError(f"no checkpoint in {run}: the run has not saved one yet")
+    task = _make_task(settings)
+    model = build_model(
+        task, _with_text_tokens(task, settings.model), settings.training.get("seed", 0)
+    )
+    load_weights(checkpoint, model)
+    if horizon is not None:
+        model.model.set_horizon(horizon)
+    say_horizon(model, task.length, f"; --horizon {task.length} re-calibrates it")
+    found = score(model, task, split, sequences=sequences, batch_size=batch_size)  # type: ignore[arg-type]
     _show(found, task)
-
-
-def _build(settings: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Model, task and training configuration."""
-    import vort.lab.experiments  # noqa: F401  # some define tasks of their own
-    from vort.lab.experiments.models import build_model
-    from vort.lab.tasks import make_task
-    from vort.lab.training import TrainingConfig
-    from vort.models import VortConfig
-
-    task = make_task(**settings["task"])
-    config = TrainingConfig.from_dict(settings["training"])
-    # Bytes of text are `ByteTokenizer`'s, with its special tokens: the defaults of `VortConfig`.
-    tokens = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
-    default = VortConfig()
-    text = {name: getattr(default, name) for name in tokens} if task.text else {}
-    return build_model(task, {**text, **settings["model"]}, config.seed), task, config
 
 
 def _show(metrics: Any, task: Any) -> None:

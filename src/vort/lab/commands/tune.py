@@ -41,13 +41,10 @@ def tune(
 
     size, side_by_side, folder = read_size(scale), read_workers(workers), RunFolder(out)
     names = None if models is None else [name.strip() for name in models.split(",")]
-    try:
-        known = [table.name for table in EXPERIMENTS.values() if table.searchable]
-        check_choice("experiment", experiment, known)
-        table = EXPERIMENTS[experiment]
-        cells = search_cells(table, size, names, share, books_of(data))
-    except ValueError as problem:
-        raise typer.BadParameter(str(problem)) from problem
+    known = [table.name for table in EXPERIMENTS.values() if table.searchable]
+    check_choice("experiment", experiment, known)
+    table = EXPERIMENTS[experiment]
+    cells = search_cells(table, size, names, share, books_of(data))
     if not cells:
         nothing = " ".join(table.summarise([], size).notes)
         raise typer.BadParameter(f"{experiment} has no cells to tune at --scale {size}. {nothing}")

@@ -18,6 +18,7 @@ __all__ = [
     "Model",
     "build_model",
     "few_configurations",
+    "model_config",
     "recall_config",
     "sized",
 ]
@@ -145,6 +146,14 @@ def recall_config(size: Size, settings: Mapping[str, Any]) -> Settings:
     return sized(size, _RECALL[size], _RECALL_BANKS[size], settings)
 
 
+def model_config(task: Task, settings: Mapping[str, Any]) -> Any:
+    """The `VortConfig` of a model for a task; see `build_model`."""
+    from vort.models import VortConfig
+
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    return VortConfig(**{"vocab_size": task.vocab_size, **special, **settings})
+
+
 def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
     """A `VortForCausalLM` for a task, its weights drawn from the seed.
 
@@ -160,14 +169,12 @@ def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
     from torch import nn
 
     from vort.lab.tasks import embed_parts
-    from vort.models import VortConfig, VortForCausalLM
+    from vort.models import VortForCausalLM
 
     if settings.get("memory") == "gla":
         _import_gla_kernels()
-    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     torch.manual_seed(seed)
-    config = VortConfig(**{"vocab_size": task.vocab_size, **special, **settings})
-    model: Any = VortForCausalLM(config)
+    model: Any = VortForCausalLM(model_config(task, settings))
     if task.parts is not None:
         embed_parts(model, task)
     if task.num_classes < task.vocab_size:

@@ -153,7 +153,7 @@ def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
         "searched": cell.search or False,
         "parameters": sum(x.numel() for x in model.parameters()),
         **_state(model, task.length),
-        "task": _described(task),
+        "task": task.describe(),
         "validation": found.validation,
         "history": found.history,
         "steps": found.steps,
@@ -181,14 +181,3 @@ def _state(model: Any, length: int) -> dict[str, int]:
     """What decoding keeps for one sequence of this length."""
     numbers = sum(block.self_attn.state_size(length) for block in model.model.layers)
     return {"state_numbers": numbers, "state_bytes": 4 * numbers}
-
-
-def _described(task: Any) -> dict[str, Any]:
-    """Settings of the task, and a hash of its texts where it has texts; no path of this machine."""
-    found: dict[str, Any] = task.describe()
-    source = found.get("source")
-    if isinstance(source, str) and ("/" in source or "\\" in source):
-        found["source"] = Path(source).name
-    if hasattr(task, "digest"):
-        found["digest"] = task.digest
-    return found

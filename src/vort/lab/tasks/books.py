@@ -1,14 +1,10 @@
-"""Next-character prediction in long texts (table pg19), and where the texts come from.
+"""Next-character prediction in long texts (table pg19): books, or a text of your own."""
 
-Documents are split so that no file is in two splits.
-"""
-
-import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,23 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vort.lab.tasks.corpus import Corpus, Document, is_path, load_corpus
 from vort.lab.tasks.task import SPLITS, Batch, Integers, Split, Task, check_split, stream
 
-__all__ = ["Books", "Corpus", "Document", "load_corpus"]
+__all__ = ["Books"]
 
-HUB = "hf:"
-Bytes = NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text, in bytes, and the name of where it came from."""
-
-    name: str
-    text: bytes
-
-
-Corpus = dict[Split, list[Document]]
+# Of `ByteTokenizer`: the tokens around a text.
+BEGIN, END, MARKED_VOCABULARY = 257, 258, 259
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +34,17 @@ class Books(Task):
     In ASCII text a byte is a character; `bytes_per_character` says how far other texts are from it.
 
     Args:
-        source: "stdlib", a folder, or "hf:NAME"; see `load_corpus`.
+        source: "stdlib", a file, a folder, or "hf:NAME"; see `load_corpus`.
         length: T, characters of a window that predictions are made from.
         seed: one seed, one sequence of training windows; the other splits do not depend on it.
         bounds: first positions of all position buckets but the first.
-        validation_files: training documents to hold out where there is no validation split.
+        validation_files: training documents to hold out where there is a test split and no
+            validation split.
         max_documents: the most that are read for each split from the hub.
+        max_bytes: the most that are read from the hub.
         column: where a data set of the hub keeps its text.
+        marks: documents stand between `ByteTokenizer`'s beginning and end of text, so that a model
+            learns where one ends, and to write no token that is no byte.
 
     >>> task = Books(length=512)
     >>> batch = task.batch("test", [0])
@@ -71,7 +61,9 @@ class Books(Task):
     bounds: tuple[int, ...] = (256, 1024, 4096)
     validation_files: int = 10
     max_documents: int | None = None
+    max_bytes: int | None = None
     column: str = "text"
+    marks: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", tuple(self.bounds))
@@ -83,8 +75,8 @@ class Books(Task):
 
     @property
     def vocab_size(self) -> int:
-        """All bytes: the first 256 tokens of `ByteTokenizer`."""
-        return 256
+        """All bytes, the first 256 tokens of `ByteTokenizer`; with marks all of them."""
+        return MARKED_VOCABULARY if self.marks else 256
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
@@ -102,15 +94,22 @@ class Books(Task):
             self.source,
             validation_files=self.validation_files,
             max_documents=self.max_documents,
+            max_bytes=self.max_bytes,
             column=self.column,
         )
 
     @cached_property
     def _texts(self) -> dict[Split, "_Texts"]:
         return {
-            split: _Texts(documents, self.length + 1, split)
+            split: _Texts(documents, self.length + 1, split, marks=self.marks)
             for split, documents in self.corpus.items()
         }
+
+    def of_length(self, length: int) -> "Books":
+        """The same texts in windows of another length; they are not read again."""
+        other = replace(self, length=length)
+        vars(other)["corpus"] = self.corpus
+        return other
 
     def size(self, split: Split) -> int | None:
         """Windows side by side in a split; training has no end."""
@@ -120,7 +119,12 @@ class Books(Task):
     def characters(self, split: Split) -> int:
         """Bytes in a split."""
         check_split(split)
-        return len(self._texts[split].text)
+        return sum(len(document.text) for document in self.corpus[split])
+
+    def describe(self) -> dict[str, Any]:
+        """Every setting and the texts' digest: texts are known by what they say, not by a path."""
+        name = Path(self.source).name if is_path(self.source) else self.source
+        return {**super().describe(), "source": name, "digest": self.digest}
 
     def bytes_per_character(self, split: Split) -> float:
         """1 for ASCII; bits per byte times this are bits per character."""
@@ -161,8 +165,8 @@ class Books(Task):
         tokens = batch["input_ids"]
         named = torch.zeros_like(tokens, dtype=torch.bool)
         for row, ids in enumerate(tokens):
-            # One character for each byte, so that spans of characters are spans of tokens.
-            text = bytes(ids.tolist()).decode("latin-1")
+            # One character for each token, so that spans of characters are spans of tokens.
+            text = bytes(ids.where(ids < 256, 32).tolist()).decode("latin-1")
             for start, end in RuleProbe().probe(text):
                 named[row, start:end] = True
         letters = ((tokens >= 65) & (tokens <= 90)) | ((tokens >= 97) & (tokens <= 122))
@@ -170,16 +174,19 @@ class Books(Task):
 
 
 class _Texts:
-    """The documents of a split end to end, and where windows of `width` bytes may start."""
+    """The documents of a split end to end, and where windows of `width` tokens may start."""
 
-    def __init__(self, documents: Sequence[Document], width: int, split: str) -> None:
-        lengths = _join_short([len(document.text) for document in documents], width)
+    def __init__(
+        self, documents: Sequence[Document], width: int, split: str, *, marks: bool
+    ) -> None:
+        tokens = [_tokens(document, marks) for document in documents]
+        lengths = _join_short([len(each) for each in tokens], width)
         if not lengths:
-            total = sum(len(document.text) for document in documents)
             raise ValueError(
-                f"length must be below {total}, the bytes of the split {split!r}, got {width - 1}"
+                f"length must be below {sum(map(len, tokens))}, the bytes of the split {split!r}, "
+                f"got {width - 1}"
             )
-        self.text: Bytes = np.frombuffer(b"".join(d.text for d in documents), dtype=np.uint8)
+        self.text = np.concatenate(tokens)
         ends = np.cumsum(lengths)
         self.begins: Integers = (ends - lengths).astype(np.int64)
         # Windows side by side share a byte: the last label of one is the first input of the next.
@@ -201,6 +208,15 @@ class _Texts:
         return int(self.begins[document]) + number - before
 
 
+def _tokens(document: Document, marks: bool) -> NDArray[np.unsignedinteger[Any]]:
+    """The bytes of a document, between marks if wanted and where it really begins and ends."""
+    text = np.frombuffer(document.text, dtype=np.uint8)
+    if not marks:
+        return text
+    edges = ([BEGIN] * document.begins, [END] * document.ends)
+    return np.concatenate([np.array(edges[0]), text, np.array(edges[1])]).astype(np.uint16)
+
+
 def _join_short(lengths: Sequence[int], width: int) -> list[int]:
     """Lengths after joining neighbours until each is at least `width`; [] if they never are."""
     joined: list[int] = []
@@ -213,126 +229,3 @@ def _join_short(lengths: Sequence[int], width: int) -> list[int]:
     if joined:
         joined[-1] += open_length
     return joined
-
-
-def load_corpus(
-    source: str,
-    *,
-    validation_files: int = 10,
-    max_documents: int | None = None,
-    column: str = "text",
-) -> Corpus:
-    """Training, validation and test documents.
-
-    Args:
-        source: "stdlib" for the source of Python's standard library; "hf:NAME" or
-            "hf:NAME:CONFIG" for a data set of the Hugging Face hub (or a folder that `datasets`
-            can read), streamed; else a folder of .txt files, or of `train`, `test` and perhaps
-            `validation` folders of them.
-        validation_files: training documents to hold out where there is no validation split.
-        max_documents: the most that are read for each split from the hub.
-        column: where a data set of the hub keeps its text.
-    """
-    if source == "stdlib":
-        corpus = _deal(_stdlib())
-    elif source.startswith(HUB):
-        corpus = _from_hub(source.removeprefix(HUB), column, max_documents)
-    else:
-        corpus = _from_folder(Path(source).expanduser())
-    _hold_out(corpus, validation_files)
-    _drop_copies(corpus)
-    for split in SPLITS:
-        if not corpus[split]:
-            raise ValueError(f"source {source!r} has no documents for the split {split!r}")
-    return corpus
-
-
-def _stdlib() -> Iterator[Document]:
-    """The .py files of the standard library, without its tests and what was installed beside it."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if not skipped & set(name.parts):
-            yield Document(name.as_posix(), path.read_bytes())
-
-
-def _from_folder(root: Path) -> Corpus:
-    if not root.is_dir():
-        raise FileNotFoundError(
-            f'source must be "stdlib", "hf:NAME" or a folder, and {str(root)!r} is not a folder'
-        )
-    if not (root / "train").is_dir():
-        return _deal(_texts(root))
-    if not (root / "test").is_dir():
-        raise FileNotFoundError(f"source {str(root)!r} has a folder train but no folder test")
-    return {split: list(_texts(root / split)) for split in SPLITS}
-
-
-def _texts(folder: Path) -> Iterator[Document]:
-    for path in sorted(folder.rglob("*.txt")):
-        yield Document(path.relative_to(folder).as_posix(), path.read_bytes())
-
-
-def _from_hub(name: str, column: str, max_documents: int | None) -> Corpus:
-    """Documents streamed from the hub: what is not needed is not fetched."""
-    from datasets import (  # type: ignore[import-untyped, unused-ignore]
-        get_dataset_split_names,
-        load_dataset,
-    )
-
-    path, _, config = name.partition(":")
-    known = get_dataset_split_names(path, config or None)
-
-    def read(split: str) -> list[Document]:
-        if split not in known:
-            return []
-        rows: Iterable[dict[str, Any]] = load_dataset(
-            path, config or None, split=split, streaming=True
-        )
-        texts = (str(row[column]).encode() for row in islice(rows, max_documents))
-        return [Document(f"{split}/{number}", text) for number, text in enumerate(texts)]
-
-    corpus: Corpus = {split: read(split) for split in SPLITS}
-    if not corpus["test"]:
-        return _deal(corpus["train"])
-    return corpus
-
-
-def _deal(documents: Iterable[Document]) -> Corpus:
-    """A tenth for testing, a twentieth for validation, by the hash of a name: stable if some go."""
-    corpus: Corpus = {split: [] for split in SPLITS}
-    for document in documents:
-        place = _hash(document.name.encode()) % 20
-        split: Split = "test" if place < 2 else "validation" if place == 2 else "train"
-        corpus[split].append(document)
-    return corpus
-
-
-def _hold_out(corpus: Corpus, count: int) -> None:
-    """Move `count` training documents to an empty validation split: those of lowest hash."""
-    train = corpus["train"]
-    if corpus["validation"] or not train:
-        return
-    if not 1 <= count < len(train):
-        raise ValueError(
-            f"validation_files must lie in [1, {len(train) - 1}], with {len(train)} documents to "
-            f"train on, got {count}"
-        )
-    chosen = sorted(train, key=lambda document: _hash(document.name.encode()))[:count]
-    names = {document.name for document in chosen}
-    corpus["validation"] = [document for document in train if document.name in names]
-    corpus["train"] = [document for document in train if document.name not in names]
-
-
-def _drop_copies(corpus: Corpus) -> None:
-    """Leave each text in one split only: test before validation before training."""
-    seen: set[int] = set()
-    for split in reversed(SPLITS):
-        kept = {_hash(document.text): document for document in corpus[split] if document.text}
-        corpus[split] = [document for key, document in kept.items() if key not in seen]
-        seen |= kept.keys()
-
-
-def _hash(data: bytes) -> int:
-    return int.from_bytes(sha256(data).digest()[:8], "big")

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vort.names import check_choice, refuse_unknown
+from vort.names import check_choice, refuse_unknown, typed
 
 __all__ = [
     "IGNORED",
@@ -152,7 +152,7 @@ def make_task(name: str, **settings: Any) -> Task:
     check_choice("task", name, TASKS)
     kind = TASKS[name]
     refuse_unknown(f"task {name!r}", settings, [field.name for field in fields(kind)])  # type: ignore[arg-type]
-    return kind(**settings)
+    return kind(**typed(kind, settings))
 
 
 class Row(NamedTuple):

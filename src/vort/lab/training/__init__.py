@@ -4,7 +4,7 @@ from vort.lab.training.checkpoint import latest_checkpoint, load_weights
 from vort.lab.training.config import TrainingConfig
 from vort.lab.training.loop import train
 from vort.lab.training.metrics import BucketMeter, Interval, Metrics, evaluate, interval
-from vort.lab.training.run import TrainingResult
+from vort.lab.training.run import Stopped, TrainingResult
 from vort.lab.training.scorer import Objective, Scorer
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Metrics",
     "Objective",
     "Scorer",
+    "Stopped",
     "TrainingConfig",
     "TrainingResult",
     "evaluate",

@@ -3,7 +3,8 @@
 A checkpoint is a folder `step-00000100` with `model.safetensors`, `optimizer.safetensors`,
 `random.safetensors` and `state.json`. It is written under another name and renamed when it is
 complete and on disk, and renamed again before it is deleted: whatever carries the name can be
-resumed from. Processes of one run draw the same random numbers, so one state is enough.
+resumed from, and where there is no room for it nothing stays. Processes of one run draw the same
+random numbers, so one state is enough.
 """
 
 import json
@@ -11,6 +12,8 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["latest_checkpoint", "load_checkpoint", "load_weights", "save_checkpoint"]
+__all__ = [
+    "complete_folder",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "load_weights",
+    "read_state",
+    "save_checkpoint",
+]
 
 _NAME = re.compile(r"step-(\d+)")
 
@@ -39,47 +49,84 @@ def save_checkpoint(
     keep: int = 1,
 ) -> Path:
     """Write model, optimiser, random numbers and `state` (JSON); then drop all but `keep`."""
-    from safetensors.torch import save_file
+    tensors, settings = _optimizer_state(model, optimizer)
+    weights = {name: x.contiguous() for name, x in _unique_tensors(model).items()}
+    document = {"step": step, "optimizer": settings, **state}
+    with complete_folder(directory / f"step-{step:08d}") as partial:
+        _write_tensors(weights, partial / "model.safetensors")
+        _write_tensors(tensors, partial / "optimizer.safetensors")
+        _write_tensors(_random_state(), partial / "random.safetensors")
+        (partial / "state.json").write_text(json.dumps(document, indent=1))
+    _clean(directory, keep)
+    return directory / f"step-{step:08d}"
 
-    target = directory / f"step-{step:08d}"
+
+@contextmanager
+def complete_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name `target` when all of it is on disk, else goes away."""
     partial = target.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    tensors, settings = _optimizer_state(model, optimizer)
-    weights = {name: x.contiguous() for name, x in _unique_tensors(model).items()}
-    save_file(weights, partial / "model.safetensors")
-    save_file(tensors, partial / "optimizer.safetensors")
-    save_file(_random_state(), partial / "random.safetensors")
-    document = {"step": step, "optimizer": settings, **state}
-    (partial / "state.json").write_text(json.dumps(document, indent=1))
-    for path in (*partial.iterdir(), partial):
-        _to_disk(path)
-    partial.rename(target)
-    _to_disk(directory)
-    _clean(directory, keep)
-    return target
+    try:
+        yield partial
+        for path in (*partial.iterdir(), partial):
+            _to_disk(path)
+        if target.is_dir():  # a folder cannot be replaced in one go
+            shutil.rmtree(target)
+        partial.rename(target)
+        _to_disk(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path)
+    except SafetensorError as problem:  # a full disk, most of all
+        raise OSError(f"{path} could not be written: {problem}") from problem
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except SafetensorError as problem:
+        raise ValueError(f"{path} is damaged: {problem}") from problem
+    return found
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `state.json` of a checkpoint holds."""
+    file = path / "state.json"
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except ValueError as problem:
+        raise ValueError(f"{file} is damaged: {problem}") from problem
+    return found
 
 
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """Put everything back in place and return what `state.json` holds."""
-    from safetensors.torch import load_file
-
-    state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    state = read_state(path)
     load_weights(path, model)
-    tensors = load_file(path / "optimizer.safetensors")
+    tensors = _read_tensors(path / "optimizer.safetensors")
     _restore_optimizer(model, optimizer, tensors, state["optimizer"])
-    _restore_random(load_file(path / "random.safetensors"))
+    _restore_random(_read_tensors(path / "random.safetensors"))
     return state
 
 
 @torch.no_grad()
 def load_weights(path: Path, model: nn.Module) -> None:
     """Copy the weights of a checkpoint into a model made with the same settings."""
-    from safetensors.torch import load_file
-
-    saved, own = load_file(path / "model.safetensors"), _unique_tensors(model)
+    saved, own = _read_tensors(path / "model.safetensors"), _unique_tensors(model)
     if saved.keys() != own.keys():
         odd = sorted(saved.keys() ^ own.keys())[:5]
         raise ValueError(f"{path} is of another model: it differs at {', '.join(odd)}")

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from vort.names import check_choice, refuse_unknown
+from vort.names import check_choice, refuse_unknown, typed
 
 __all__ = ["TrainingConfig"]
 
 # How a run is shown and fed; what comes out of it does not depend on these.
-_APPEARANCE = {"log", "log_every", "progress", "workers", "checkpoint_every", "keep_checkpoints"}
+_APPEARANCE = {"log", "log_every", "progress", "workers"}
+_APPEARANCE |= {"checkpoint_every", "checkpoint_minutes", "keep_checkpoints"}
 
 _AT_LEAST_ONE = (
     *("steps", "epochs", "batch_size", "accumulation", "log_every", "evaluate_every"),
@@ -41,11 +42,12 @@ class TrainingConfig:
             validation split; None: all.
         test_sequences: sequences of the test split to score at the end; None: all; 0: none.
         evaluation_batch_size: sequences at a time there; None: as many as a piece of a batch.
-        checkpoint_every: steps between checkpoints; None: at the end alone.
+        checkpoint_every: steps between checkpoints; None: as minutes go by, and at the end.
+        checkpoint_minutes: minutes after which there is a checkpoint in any case; None: never.
         keep_checkpoints: how many to keep.
         log: "tensorboard" or "wandb", through Accelerate; None: neither.
         log_every: steps between records of loss, and between checks that it is finite.
-        progress: show a bar.
+        progress: show a bar, or a line every few seconds where that cannot be drawn.
         workers: processes that draw sequences; 0: none but this one.
 
     >>> TrainingConfig(steps=100, batch_size=8).learning_rate
@@ -70,6 +72,7 @@ class TrainingConfig:
     test_sequences: int | None = None
     evaluation_batch_size: int | None = None
     checkpoint_every: int | None = None
+    checkpoint_minutes: float | None = 10.0
     keep_checkpoints: int = 1
     log: Literal["tensorboard", "wandb"] | None = None
     log_every: int = 10
@@ -87,7 +90,7 @@ class TrainingConfig:
         for name, low, high in (("final_fraction", 0, 1), ("warmup", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} must lie in [{low}, {high}], got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm"):
+        for name in ("learning_rate", "clip_norm", "checkpoint_minutes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
@@ -109,7 +112,7 @@ class TrainingConfig:
     def from_dict(cls, settings: Mapping[str, Any]) -> "TrainingConfig":
         """A config from JSON or a command line; unknown keys are an error."""
         refuse_unknown("TrainingConfig", settings, [field.name for field in fields(cls)])
-        return cls(**settings)
+        return cls(**typed(cls, settings))
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting, ready for JSON."""

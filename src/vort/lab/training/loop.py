@@ -7,6 +7,7 @@ from torch import nn
 
 from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
+from vort.lab.training.lock import hold
 from vort.lab.training.run import Run, TrainingResult
 from vort.lab.training.scorer import Objective
 from vort.lab.training.setup import learning_rate_at
@@ -30,6 +31,8 @@ def train(
         task: what to learn.
         config: how.
         directory: where checkpoints, the result and what trackers write go; None: nowhere.
+            One run at a time is in it. An interrupt (Ctrl-C) ends the step, saves and raises
+            `Stopped`, a KeyboardInterrupt.
         resume: go on from the newest checkpoint in `directory`, if there is one. On a CPU the
             outcome is that of a run without interruption, to the bit.
         objective: a loss of your own, from the model and a compact batch (see `compact`); by
@@ -43,11 +46,16 @@ def train(
     >>> sorted(train(model, task, config).test)
     ['<=100', 'all']
     """
-    run = Run(model, task, config, directory, objective)
+    with hold(directory):
+        return _train(Run(model, task, config, directory, objective), resume)
+
+
+def _train(run: Run, resume: bool) -> TrainingResult:
+    config = run.config
     run.start(resume)
     limit = float("inf") if config.clip_norm is None else config.clip_norm
     accelerator, optimizer = run.accelerator, run.optimizer
-    with run.bar() as show_progress:
+    with run.watched():
         batches = run.batches()
         for step in range(run.result.steps, run.total):
             rate = learning_rate_at(step, run.total, config)
@@ -59,10 +67,9 @@ def train(
                     loss = run.scorer(next(batches))["loss"]
                     accelerator.backward(loss)
                     if accelerator.sync_gradients:
-                        norm = accelerator.clip_grad_norm_(model.parameters(), limit)
+                        norm = accelerator.clip_grad_norm_(run.model.parameters(), limit)
                     optimizer.step()
                     optimizer.zero_grad()
                 mean = mean + loss.detach() / config.accumulation
             run.after_step(step + 1, mean, norm, rate)
-            show_progress()
     return run.finish()

@@ -1,7 +1,10 @@
 """A run in progress: its steps recorded, scored, shown and saved, and what it leaves behind."""
 
 import json
-from collections.abc import Callable, Iterator
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -14,14 +17,37 @@ from torch import Tensor, nn
 
 from vort.files import write_atomically
 from vort.lab.tasks import Split, Task
-from vort.lab.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from vort.lab.training.checkpoint import (
+    latest_checkpoint,
+    load_checkpoint,
+    read_state,
+    save_checkpoint,
+)
 from vort.lab.training.config import TrainingConfig
 from vort.lab.training.data import Pieces, load
 from vort.lab.training.metrics import Metrics, evaluate
+from vort.lab.training.progress import EVERY, Standing, shown
 from vort.lab.training.scorer import Objective, Scorer
 from vort.lab.training.setup import make_accelerator, make_optimizer, total_steps
 
-__all__ = ["Run", "TrainingResult"]
+__all__ = ["Run", "Stopped", "TrainingResult"]
+
+# What Hugging Face writes into a config beside the settings of a model.
+_BOOKKEEPING = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+
+
+class Stopped(KeyboardInterrupt):
+    """A run that was interrupted and saved where it was.
+
+    Attributes:
+        step: steps done.
+        total: of how many.
+        checkpoint: where they are.
+    """
+
+    def __init__(self, step: int, total: int, checkpoint: Path) -> None:
+        super().__init__(f"stopped at step {step} of {total}, saved in {checkpoint}")
+        self.step, self.total, self.checkpoint = step, total, checkpoint
 
 
 @dataclass
@@ -82,6 +108,11 @@ class Recorder:
     def warm(self) -> bool:
         """Whether a step has been read, so that speed can be measured."""
         return self._mark is not None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last reading, or the last rest."""
+        return float("inf") if self._mark is None else perf_counter() - self._mark
 
     def add(self, loss: Tensor, norm: Tensor) -> None:
         """Take the mean loss and the gradient norm of the next step."""
@@ -166,6 +197,7 @@ class Run:
         scorer = Scorer(self.model, task.num_classes, objective)
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, self.plain_optimizer)
         self.result = TrainingResult()
+        self._asked_to_stop = False
 
     def start(self, resume: bool) -> None:
         """Take up the newest checkpoint, or begin."""
@@ -178,7 +210,7 @@ class Run:
         self.scorer.train()
         pending: list[float] = []
         if found is not None:
-            self._check_same(json.loads((found / "state.json").read_text()))
+            self._check_same(read_state(found))
             state = load_checkpoint(found, self.model, self.plain_optimizer)
             self.result = TrainingResult(**{**state["result"], "tokens_per_second": 0.0})
             pending = state["pending"]
@@ -189,12 +221,20 @@ class Run:
         if tracked:
             settings = {**config.to_dict(), **self.task.describe()}
             self.accelerator.init_trackers("vort", {k: str(v) for k, v in settings.items()})
-        self._began = perf_counter()
+        self._began = self._saved_at = perf_counter()
 
     def _check_same(self, state: dict[str, Any]) -> None:
         """Refuse to go on with other settings than the run began with."""
-        for name, now in (("config", self.config.outcome()), ("task", self.task.describe())):
-            before, now = state[name], json.loads(json.dumps(now))
+        model = _model_settings(self.model)
+        for name, now in (
+            ("config", self.config.outcome()),
+            ("task", self.task.describe()),
+            # Of a model only what both know: another version may have settings of its own.
+            ("model", {key: model[key] for key in model.keys() & state.get("model", {}).keys()}),
+        ):
+            before, now = state.get(name, {}), json.loads(json.dumps(now))
+            if name == "model":
+                before = {key: before[key] for key in now}
             for key in sorted(before.keys() | now.keys()):
                 if before.get(key) != now.get(key):
                     raise ValueError(
@@ -203,31 +243,35 @@ class Run:
                     )
 
     @contextmanager
-    def bar(self) -> Iterator[Callable[[], None]]:
-        """What to call after each step: it shows steps, tokens/s, time left and loss, if wanted."""
-        if not (self.config.progress and self.accelerator.is_main_process):
-            yield lambda: None
+    def watched(self) -> Iterator[None]:
+        """Show how the run goes, and take an interrupt as a wish: the step under way is finished.
+
+        The wish is granted where the run can be saved and is alone: processes would not stop at
+        the same step.
+        """
+        wanted = self.config.progress and self.accelerator.is_main_process
+        with shown(wanted, self.total) as self.display, self._interrupts():
+            yield
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        alone = self.accelerator.num_processes == 1 and self.directory is not None
+        if not alone or threading.current_thread() is not threading.main_thread():
+            yield
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as TimeLeft
 
-        speed, loss = TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[loss]}")
-        name = TextColumn("{task.description}")
-        columns = (name, BarColumn(), MofNCompleteColumn(), speed, TimeLeft(), loss)
-        with Progress(*columns) as display:
-            done = self.result.steps
-            row = display.add_task("training", total=self.total, completed=done, speed="", loss="")
+        def ask(number: int, frame: object) -> None:
+            if self._asked_to_stop:
+                raise KeyboardInterrupt
+            self._asked_to_stop = True
+            if os.getpid() == owner:  # those that draw sequences are interrupted too
+                os.write(2, b"\nstopping after this step; once more stops at once\n")
 
-            def update() -> None:
-                last, rate = self.recorder.last_loss, self.result.tokens_per_second
-                display.update(
-                    row,
-                    completed=self.result.steps,
-                    speed=f"{rate:,.0f} tokens/s" if rate else "",
-                    loss="" if last is None else f"loss {last:.4f}",
-                )
-
-            yield update
+        owner, former = os.getpid(), signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, former)
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Compact batches of all steps to come: the pieces that fall to this process."""
@@ -248,21 +292,46 @@ class Run:
         """Record, evaluate and save, each when it is due."""
         config, last = self.config, step == self.total
         looks = config.evaluate_every is not None and step % config.evaluate_every == 0
-        saves = config.checkpoint_every is not None and step % config.checkpoint_every == 0
         logs = step % config.log_every == 0
+        saves = config.checkpoint_every is not None and step % config.checkpoint_every == 0
+        saves = saves or last or self._is_late(logs) or self._asked_to_stop
+        alone = self.accelerator.num_processes == 1
+        shows = config.progress and alone and self.recorder.age >= EVERY
         self.result.steps = step
         self.recorder.add(loss, norm)
         # Nothing is saved before it is known to be finite.
-        if logs or looks or saves or last or not self.recorder.warm:
+        if logs or looks or saves or shows or not self.recorder.warm:
             self.recorder.read(step, rate)
         if logs or last:
             self.recorder.record_losses(step)
+        self._show()
         if looks and not last:
-            self.recorder.record(step, {"validation": self._evaluate("validation")})
-        if saves or last:
+            found = self._evaluate("validation")
+            self.recorder.record(step, {"validation": found})
+            self.display.say(f"validation at step {step:,}: {found['all']['bits']:.3f} bits")
+        if saves:
             self._save()
         if looks or saves:
             self.recorder.rest()
+        if saves and self._asked_to_stop and self.directory is not None:
+            raise Stopped(step, self.total, self.directory / f"step-{step:08d}")
+
+    def _is_late(self, logs: bool) -> bool:
+        """Whether the last checkpoint was too many minutes ago; processes agree about it."""
+        if self.config.checkpoint_minutes is None:
+            return False
+        waited = perf_counter() - self._saved_at
+        if self.accelerator.num_processes > 1:
+            if not logs:  # they would wait for each other at every step
+                return False
+            here = torch.tensor(waited, device=self.accelerator.device)
+            waited = float(self.accelerator.reduce(here, "mean"))
+        return waited >= 60 * self.config.checkpoint_minutes
+
+    def _show(self) -> None:
+        loss, speed = self.recorder.last_loss, self.result.tokens_per_second
+        tokens = self.recorder.tokens
+        self.display.show(Standing(self.result.steps, self.total, loss, speed, tokens))
 
     def finish(self) -> TrainingResult:
         """Score the end of the run."""
@@ -299,14 +368,26 @@ class Run:
             state = {
                 "config": self.config.outcome(),
                 "task": self.task.describe(),
+                "model": _model_settings(self.model),
                 "result": self.result.to_dict(),
                 "pending": self.recorder.pending,
             }
             parts = (self.directory, self.result.steps, self.model, self.plain_optimizer, state)
             save_checkpoint(*parts, keep=self.config.keep_checkpoints)
         self.accelerator.wait_for_everyone()
+        self._saved_at = perf_counter()
 
     def _count_seconds(self) -> None:
         now = perf_counter()
         self.result.seconds += now - self._began
         self._began = now
+
+
+def _model_settings(model: nn.Module) -> dict[str, Any]:
+    """Settings of a Hugging Face model, ready for JSON; {} of others."""
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_dict"):
+        return {}
+    found = {key: x for key, x in config.to_dict().items() if key not in _BOOKKEEPING}
+    plain: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return plain

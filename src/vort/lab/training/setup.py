@@ -13,6 +13,7 @@ from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
 
 __all__ = [
+    "check_tracker",
     "decays",
     "learning_rate_at",
     "make_accelerator",
@@ -30,8 +31,7 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped, unused-ignore]
     from accelerate.utils import set_seed  # type: ignore[import-untyped, unused-ignore]
 
-    if config.log is not None and find_spec(config.log) is None:
-        raise ImportError(f"log={config.log!r} needs the package {config.log}: pip install it")
+    check_tracker(config)
     if config.log is not None and directory is None:
         raise ValueError(f"log={config.log!r} needs a directory to write to, got None")
     # Accelerate keeps the precision of the first run of a process and refuses another.
@@ -47,6 +47,14 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
         atexit.register(accelerator.state.destroy_process_group)
     set_seed(config.seed)
     return accelerator
+
+
+def check_tracker(config: TrainingConfig) -> None:
+    """Raise unless what a run is to be logged with is installed."""
+    if config.log is not None and find_spec(config.log) is None:
+        raise ImportError(
+            f"log={config.log!r} needs the package {config.log}: pip install {config.log}"
+        )
 
 
 def uses_bf16(config: TrainingConfig) -> bool:

@@ -3,12 +3,14 @@
 A kernel is launched again without asking Triton again which of its compiled forms to run: Triton
 looks at every argument on every launch, which for kernels of forty arguments takes longer than
 short kernels run. Here the question is asked once for each combination of compile-time constants,
-argument types and alignments, all that a compiled form depends on.
+argument types and alignments, all that a compiled form depends on; then the driver is called
+directly, unless a profiler has asked Triton to be told.
 """
 
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -86,17 +88,28 @@ def require_kernels(device: torch.device, instead: str) -> None:
         )
 
 
+# Whether kernels that are made for it may start before the one before them has ended.
+OVERLAP = False
+
+
 class Tile(NamedTuple):
-    """One kernel's launch: columns in a block, warps, pipeline stages, register limit."""
+    """One kernel's launch: columns in a block, warps, pipeline stages, register limit.
+
+    early: the kernel waits for its inputs by itself (`wait_for_inputs`), so it may start before
+    the kernel that makes them has ended, where the GPU can do that.
+    """
 
     columns: int
     warps: int
     stages: int
     registers: int | None = None
+    early: bool = False
 
     def options(self) -> dict[str, int]:
         """What Triton is told at launch; multiply-adds stay one instruction from 3.10 on too."""
         options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        if self.early and OVERLAP:
+            options |= {"launch_pdl": True}
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
@@ -118,30 +131,64 @@ def dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def _kind(argument: Any) -> object:
-    """What of one argument a compiled form depends on: type, alignment, width of an integer."""
-    if isinstance(argument, Tensor):
-        dtype = argument.dtype
-        return dtype if argument.data_ptr() % 16 == 0 else (dtype, "unaligned")
-    if isinstance(argument, int):
-        return argument.bit_length() > 31
-    return type(argument)
-
-
 def launch(kernel: Any, grid: int, *arguments: Any, tile: Tile, **constants: Any) -> None:
-    """Run `grid` programs of `kernel`; its integer arguments must be marked do_not_specialize.
+    """Run `grid` programs of `kernel` on the GPU of the first argument, whichever is current.
 
-    `arguments` come in the kernel's order, a tensor first; every later parameter is a constant.
+    Integer arguments must be marked do_not_specialize. `arguments` come in the kernel's order, a
+    tensor first; every later parameter is a constant.
     """
     if grid == 0:
         return
-    # by identity: a kernel's own hash reads its source
-    key = (id(kernel), arguments[0].device, tile, *constants.values(), *map(_kind, arguments))
-    known = _compiled.get(key)
-    if known is not None:
-        known[0][(grid, 1, 1)](*arguments, *known[1])
+    index = arguments[0].device.index
+    if index is not None and index != torch._C._cuda_getDevice():
+        with torch.cuda.device(index):
+            launch(kernel, grid, *arguments, tile=tile, **constants)
         return
-    compiled = kernel[(grid,)](*arguments, **constants, **tile.options())
-    if compiled is not None:  # the interpreter has nothing to hand back
-        names = kernel.arg_names[len(arguments) :]
-        _compiled[key] = (compiled, tuple(constants[name] for name in names))
+    # What a compiled form depends on: types, alignments, widths of integers. By identity, since a
+    # kernel's own hash reads its source; in one expression, since this runs for every launch.
+    key = (
+        id(kernel),
+        index,
+        tile,
+        *constants.values(),
+        *[
+            (x.dtype if x.data_ptr() & 15 == 0 else (x.dtype,))
+            if isinstance(x, Tensor)
+            else (x.bit_length() > 31 if isinstance(x, int) else type(x))
+            for x in arguments
+        ],
+    )
+    known = _compiled.get(key)
+    if known is None:
+        compiled = kernel[(grid,)](*arguments, **constants, **tile.options())
+        if compiled is not None:  # the interpreter has nothing to hand back
+            names = kernel.arg_names[len(arguments) :]
+            _compiled[key] = (compiled, tuple(constants[name] for name in names))
+        return
+    compiled, rest = known
+    if _watched():
+        compiled[(grid, 1, 1)](*arguments, *rest)
+        return
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    compiled.run(
+        grid, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None,
+        *arguments, *rest,
+    )  # fmt: skip
+
+
+def _watched() -> bool:
+    """Whether somebody has asked Triton to be told of launches."""
+    settings = _settings()
+    enter, leave = settings.launch_enter_hook, settings.launch_exit_hook
+    # a chain of hooks may be empty; a hook is no chain
+    return bool(
+        (enter is not None and getattr(enter, "calls", True))
+        or (leave is not None and getattr(leave, "calls", True))
+    )
+
+
+@cache
+def _settings() -> Any:
+    from triton import knobs
+
+    return knobs.runtime

@@ -12,9 +12,14 @@ from triton import knobs
 
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # an older Triton
+    gdc_launch_dependents = gdc_wait = None
+
 __all__ = [
-    "fence_loads", "fold", "keep_branch", "load_column", "load_flipped", "load_rows", "store_rows",
-    "uniform",
+    "fence_loads", "fold", "keep_branch", "let_next_start", "load_column", "load_flipped",
+    "load_rows", "store_rows", "uniform", "wait_for_inputs",
 ]  # fmt: skip
 
 ON_GPU = tl.constexpr(not knobs.runtime.interpret)
@@ -91,13 +96,40 @@ def uniform(number):
     return number
 
 
+def _on_hopper() -> bool:
+    """Whether kernels are compiled for Hopper or later; without a GPU they are."""
+    if knobs.runtime.interpret or torch.version.hip is not None:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
+
+
+CAN_START_EARLY = tl.constexpr(gdc_wait is not None and _on_hopper())
+
+
+@triton.jit
+def let_next_start():
+    """To be called first in a kernel of a chain whose kernels all call `wait_for_inputs`.
+
+    The next kernel may then be launched while this one runs, and load what none of them writes.
+    """
+    if CAN_START_EARLY:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_inputs():
+    """To be called before the first load of what another kernel of the chain has written.
+
+    And before the first store: memory may be in use by the kernel before.
+    """
+    if CAN_START_EARLY:
+        gdc_wait()
+
+
 def _left_out() -> bool:
     """Whether this Triton compiles for matrix units that need the fence, without adding it."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version >= (3, 8) or knobs.runtime.interpret or torch.version.hip is not None:
-        return False
-    # compiling without a GPU is for the newest
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
+    return version < (3, 8) and _on_hopper()
 
 
 LEFT_OUT = tl.constexpr(_left_out())

@@ -4,7 +4,8 @@ Each is what its few lines of PyTorch say. On a GPU `triton.py` computes cheap n
 the backward instead of keeping them, and the loss never has all logits at once.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,20 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.rms_norm import rms_norm
 
 __all__ = [
-    "gated_linear",
+    "Norm",
+    "few_rows",
+    "gated_mlp",
     "gated_norm_linear",
     "is_plain",
+    "is_watched",
     "linear_cross_entropy",
     "products",
 ]
+
+# Up to so many rows a product is one of `few.py`, for so many weights at a time.
+FEW, MOST = 64, 7
+# A program of the norms' kernels holds a whole row.
+WIDEST = 8192
 
 
 def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()) -> bool:
@@ -40,44 +49,143 @@ def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()
     return all(m is None or _is_bare(m, kinds) for m in modules)
 
 
+def is_watched(*modules: nn.Module) -> bool:
+    """Whether somebody has hooked, replaced or compiled the call of a module, and must be called.
+
+    Hugging Face's accelerate replaces `forward` on the instance.
+    """
+    return any(
+        m._forward_hooks
+        or m._forward_pre_hooks
+        or m._backward_hooks
+        or m._backward_pre_hooks
+        or m._compiled_call_impl is not None
+        or "forward" in m.__dict__
+        for m in modules
+    )
+
+
 def _is_bare(module: Any, kinds: tuple[type, ...]) -> bool:
     if type(module) not in (kinds or (nn.Linear,)) or type(module.weight) is not nn.Parameter:
         return False
-    hooks: list[Any] = [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
-    bias: Any = module.bias
-    return (bool(kinds) or bias is None) and not any(hooks)
+    return (bool(kinds) or module.bias is None) and not is_watched(module)
 
 
-def products(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """x, and x W^T for up to three weights W `[out, in]`; gradients to x are summed in one place.
+def few_rows(x: Tensor, *weights: Tensor) -> bool:
+    """Whether `few.py` takes products of x with these weights: a step of decoding, on a GPU.
 
-    What else reads x should read the x that is returned.
+    >>> few_rows(torch.zeros(1, 8), torch.zeros(4, 8))
+    False
+    """
+    if torch.is_grad_enabled() or not kernels_take(x, *weights) or traced(x):
+        return False
+    few = 0 < x.numel() <= FEW * x.shape[-1] and x.is_contiguous()
+    dense = all(w.stride(-1) == 1 for w in weights)
+    return few and dense and not torch.is_autocast_enabled("cuda")
+
+
+class Norm(NamedTuple):
+    """An RMS norm that is taken of x before anything else: its weight `[D]`, its eps."""
+
+    weight: Tensor
+    eps: float
+
+
+def products(
+    x: Tensor,
+    *groups: Sequence[Tensor],
+    delta: Tensor | None = None,
+    norm: Norm | None = None,
+) -> tuple[Tensor, ...]:
+    """x + delta, its norm n, and n W^T for each group of weights. What is None is left out.
+
+    A group is weights `[out, in]` whose rows are joined: one product for all of them. Gradients to
+    the sum are added up in one place: what else reads it or n should read those returned.
 
     >>> x, w = torch.randn(2, 5, 8), torch.randn(3, 8)
-    >>> [y.shape for y in products(x, w)]
-    [torch.Size([2, 5, 8]), torch.Size([2, 5, 3])]
+    >>> [y.shape for y in products(x, [w, w])]
+    [torch.Size([2, 5, 8]), torch.Size([2, 5, 8]), torch.Size([2, 5, 6])]
     """
-    x, *weights = _for_products(x, *weights)  # type: ignore[assignment]
-    if kernels_take(x, *weights) and not traced(x) and len(weights) <= 3:
+    weights = [w for group in groups for w in group]
+    if few_rows(x, *weights) and 0 < len(weights) <= MOST:
+        return _few_products(x, groups, delta, norm)
+    if not _takes_all(x, delta, norm, weights):
+        total = x if delta is None else x + delta
+        _, *found = products(total if norm is None else rms_norm(total, *norm), *groups)
+        return total, *found
+    x, *weights = _for_products(x, *weights)
+    if kernels_take(x, *weights) and not traced(x) and len(weights) <= 8 and x.numel():
         from .triton import products_fused
 
-        return products_fused(x, *weights)
-    return x, *(F.linear(x, w) for w in weights)
+        weight, eps = (None, 0.0) if norm is None else norm
+        left = iter(weights)
+        parts = [[next(left) for _ in group] for group in groups]
+        return products_fused(x, parts, delta, weight, eps)
+    return x, x, *(F.linear(x, w[0] if len(w) == 1 else torch.cat(list(w))) for w in groups)
 
 
-def gated_linear(both: Tensor, weight: Tensor) -> Tensor:
-    """(silu(a) b) W^T for both = [a, b] `[..., 2 F]` and weight `[out, F]`: the end of a gated MLP.
+def gated_mlp(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    delta: Tensor | None = None,
+    norm: Norm | None = None,
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and of its norm n the gated MLP (silu(n G^T) n U^T) D^T.
 
-    >>> gated_linear(torch.randn(2, 5, 12), torch.randn(8, 6)).shape
-    torch.Size([2, 5, 8])
+    Shapes: x and delta `[..., D]`, gate and up `[F, D]`, down `[D, F]`. What is None is left out.
+
+    >>> x, w = torch.randn(2, 5, 8), torch.randn(6, 8)
+    >>> total, y = gated_mlp(x, w, w, w.T.contiguous(), delta=x)
+    >>> y.shape, torch.equal(total, x + x)
+    (torch.Size([2, 5, 8]), True)
     """
-    both, weight = _for_products(both, weight)
-    if kernels_take(both, weight) and both.is_contiguous() and both.numel():
-        from .triton import gated_linear_fused
+    weights = [gate, up, down]
+    if few_rows(x, *weights):
+        from .few import few_gated, few_products
 
-        return gated_linear_fused(both, weight)
-    a, b = both.chunk(2, -1)
-    return F.linear(F.silu(a) * b, weight)
+        total = x if delta is None else x + delta
+        return total, few_products(few_gated(total, gate, up, norm=norm), down)
+    if not _takes_all(x, delta, norm, weights):
+        total = x if delta is None else x + delta
+        normed = total if norm is None else rms_norm(total, *norm)
+        return total, gated_mlp(normed, *weights)[1]
+    read, *weights = _for_products(x, *weights)
+    if kernels_take(read, *weights) and not traced(x) and x.numel():
+        from .triton import gated_mlp_fused
+
+        gate, up, down = weights
+        if norm is None:
+            return x, gated_mlp_fused(read, gate, up, down, None, None, 0.0)[1]
+        return gated_mlp_fused(read, gate, up, down, delta, *norm)
+    gate, up, down = weights
+    return x, F.linear(F.silu(F.linear(read, gate)) * F.linear(read, up), down)
+
+
+def _few_products(
+    x: Tensor, groups: Sequence[Sequence[Tensor]], delta: Tensor | None, norm: Norm | None
+) -> tuple[Tensor, ...]:
+    """`products` of few rows: they take as long as a launch, so one for all."""
+    from .few import few_products
+
+    total = x if delta is None else x + delta
+    normed = total if norm is None else rms_norm(total, *norm)
+    joined = few_products(normed, *(w for group in groups for w in group))
+    return total, normed, *joined.split([sum(w.shape[0] for w in g) for g in groups], -1)
+
+
+def _takes_all(
+    x: Tensor, delta: Tensor | None, norm: Norm | None, weights: Sequence[Tensor]
+) -> bool:
+    """Whether the ops take sum and norm too: all in one type, in no other of autocast's."""
+    if norm is None:
+        return delta is None
+    summed = delta is None or (delta.dtype == x.dtype and delta.shape == x.shape)
+    if not summed or traced(x) or not kernels_take(x, *weights) or not kernels_take(norm.weight):
+        return False
+    return 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and not torch.is_autocast_enabled("cuda")
 
 
 def gated_norm_linear(

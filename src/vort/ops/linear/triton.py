@@ -16,9 +16,21 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.parts import fold
-from vort.ops.rms_norm.triton import PROGRAMS, blocks_of, load_weight
+from vort.ops.rms_norm.triton import (
+    PROGRAMS,
+    blocks_of,
+    load_weight,
+    norm_rows,
+    norm_rows_back,
+)
 
-__all__ = ["cross_entropy_fused", "gated_linear_fused", "gated_norm_linear_fused", "products_fused"]
+__all__ = [
+    "MOST",
+    "cross_entropy_fused",
+    "gated_mlp_fused",
+    "gated_norm_linear_fused",
+    "products_fused",
+]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 ROWS = Tile(columns=1024, warps=4, stages=1)
@@ -179,54 +191,100 @@ def gated_norm_gradient_kernel(
         tl.store(partial + first * D + flat, tl.sum(acc, axis=0), mask=flat < D)
 
 
+# As many weights as may be multiplied by one x.
+MOST = 8
+
+
 class ProductInputs(NamedTuple):
     """The arguments of `products_fused`."""
 
     x: Tensor
-    first: Tensor
-    second: Tensor | None
-    third: Tensor | None
+    delta: Tensor | None
+    norm: Tensor | None
+    w0: Tensor | None
+    w1: Tensor | None
+    w2: Tensor | None
+    w3: Tensor | None
+    w4: Tensor | None
+    w5: Tensor | None
+    w6: Tensor | None
+    w7: Tensor | None
+    eps: float
+    sizes: tuple[int, ...]
+
+    def groups(self) -> list[list[Tensor]]:
+        """The weights, as many to a group as `sizes` says."""
+        weights: Any = iter(self[3 : 3 + MOST])
+        return [[next(weights) for _ in range(size)] for size in self.sizes]
 
 
 def _flat(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
+def _joined(weights: list[Tensor]) -> Tensor:
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def _parted(joined: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """The gradient to each of them."""
+    return list(joined.split([w.shape[0] for w in weights]))
+
+
 def _products(inputs: ProductInputs) -> Tensors:
-    x = _flat(inputs.x)
-    return inputs.x.view_as(inputs.x), *(
-        None if w is None else (x @ w.T).view(*inputs.x.shape[:-1], -1) for w in inputs[1:]
-    )
+    x, delta, norm = inputs[:3]
+    total = normed = _dense_rows(x)
+    if norm is not None:
+        rows = None if delta is None else _dense_rows(delta)
+        total, normed = norm_rows(total, norm, inputs.eps, rows)
+    found = [(normed @ _joined(w).T).view(*x.shape[:-1], -1) for w in inputs.groups()]
+    same = x.view_as(x) if delta is None else total.view(x.shape)
+    return same, normed.view(x.shape), *found, *[None] * (MOST - len(found))
 
 
 def _products_back(
     inputs: ProductInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
-    x = _flat(inputs.x)
-    dx = None if grads[0] is None else _flat(grads[0])
+    total, norm = _dense_rows(kept[0]), inputs.norm
+    normed = total if norm is None else norm_rows(total, norm, inputs.eps)[1]
+    along, dnormed = (None if g is None else _flat(g) for g in grads[:2])
     own = False
+    if norm is None and along is not None:
+        # both are gradients to the same numbers
+        along, dnormed = None, along if dnormed is None else along + dnormed
     found: list[Tensor | None] = []
-    for weight, grad, needed in zip(inputs[1:], grads[1:], needs[1:], strict=True):
-        if weight is None or grad is None:
-            found.append(None if weight is None else torch.zeros_like(weight))
+    for weights, came in zip(inputs.groups(), grads[2:], strict=False):
+        if came is None:
+            found += [None] * len(weights)
             continue
-        grad = _flat(grad)
-        found.append(grad.T @ x if needed else None)
-        if needs[0]:
-            # the sum over products is taken inside them, in place once it is ours
-            if own and dx is not None:
-                dx.addmm_(grad, weight)
-            else:
-                dx = grad @ weight if dx is None else torch.addmm(dx, grad, weight)
-            own = True
-    return None if dx is None else dx.view(inputs.x.shape), *found
+        grad = _flat(came)
+        found += _parted(grad.T @ normed, weights)
+        joined = _joined(weights)
+        # the sum over products is taken inside them, in place once it is ours
+        if own and dnormed is not None:
+            dnormed.addmm_(grad, joined)
+        else:
+            dnormed = grad @ joined if dnormed is None else torch.addmm(dnormed, grad, joined)
+        own = True
+    found += [None] * (MOST - len(found))
+    dx, dnorm = dnormed, None
+    if norm is not None:
+        dnormed = torch.zeros_like(total) if dnormed is None else dnormed.contiguous()
+        dx, dnorm = norm_rows_back(dnormed, dense(along), total, norm, inputs.eps)
+    dx = None if dx is None else dx.view(kept[0].shape)
+    return dx, dx, dnorm, *found
 
 
-class GatedInputs(NamedTuple):
-    """The arguments of `gated_linear_fused`."""
+class MlpInputs(NamedTuple):
+    """The arguments of `gated_mlp_fused`."""
 
-    both: Tensor
-    weight: Tensor
+    x: Tensor
+    delta: Tensor | None
+    norm: Tensor | None
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    eps: float
 
 
 def _halves(both: Tensor) -> tuple[int, dict[str, Any]]:
@@ -238,26 +296,46 @@ def _halves(both: Tensor) -> tuple[int, dict[str, Any]]:
     return -(-rows // height) * -(-width // columns), sizes
 
 
-def _gated(inputs: GatedInputs) -> tuple[Tensor]:
-    both = _flat(inputs.both)
+def _mlp(inputs: MlpInputs) -> Tensors:
+    """x + delta, the result, and what the gate has read."""
+    x, delta, norm, gate, up, down, eps = inputs
+    total = normed = _dense_rows(x)
+    if norm is not None:
+        total, normed = norm_rows(total, norm, eps, None if delta is None else _dense_rows(delta))
+    both = normed @ torch.cat([gate, up]).T
     hidden = both.new_empty(both.shape[0], both.shape[1] // 2)
     count, sizes = _halves(both)
-    with torch.cuda.device_of(both):  # the GPU that holds the data, whichever is current
-        launch(gate_kernel, count, both, hidden, both.shape[0], both.stride(0), **sizes)
-        return ((hidden @ inputs.weight.T).view(*inputs.both.shape[:-1], -1),)
+    launch(gate_kernel, count, both, hidden, both.shape[0], both.stride(0), **sizes)
+    y = (hidden @ down.T).view(*x.shape[:-1], -1)
+    return total.view(x.shape) if delta is not None else x.view_as(x), y, both
 
 
-def _gated_back(inputs: GatedInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
-    both, dy = _flat(inputs.both), _flat(grads[0])
+def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    norm, gate, up, down, eps = inputs[2:]
+    total, both = _flat(kept[0]), kept[1]
+    along, dy = (None if g is None else _dense_rows(g) for g in grads)
+    if dy is None:
+        dy = torch.zeros_like(total)
+    normed = total if norm is None else norm_rows(total, norm, eps)[1]
     hidden, dboth = both.new_empty(both.shape[0], both.shape[1] // 2), torch.empty_like(both)
     count, sizes = _halves(both)
-    with torch.cuda.device_of(both):
-        dhidden = dy @ inputs.weight
-        launch(
-            gate_gradient_kernel, count, dhidden, both, dboth, hidden, both.shape[0],
-            both.stride(0), **sizes,
-        )  # fmt: skip
-        return dboth.view(inputs.both.shape), dy.T @ hidden
+    launch(
+        gate_gradient_kernel, count, dy @ down, both, dboth, hidden, both.shape[0],
+        both.stride(0), **sizes,
+    )  # fmt: skip
+    ddown = dy.T @ hidden
+    dgate, dup = _parted(dboth.T @ normed, [gate, up])
+    dx, dnorm = dboth @ torch.cat([gate, up]), None
+    if norm is not None:
+        dx, dnorm = norm_rows_back(dx, along, total, norm, eps)
+    elif along is not None:
+        dx += along
+    dx = dx.view(kept[0].shape)
+    return dx, dx, dnorm, dgate, dup, ddown
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    return _flat(x).contiguous()
 
 
 class NormInputs(NamedTuple):
@@ -295,12 +373,11 @@ def _gated_norm(given: NormInputs) -> tuple[Tensor]:
     y = torch.empty_like(x)
     count, sizes = blocks_of(x, 4096)
     stride = 0 if gate is None else gate.stride(-2)
-    with torch.cuda.device_of(x):
-        launch(
-            gated_norm_kernel, count, *inputs[:4], y, rows, stride, eps, tile=WHOLE, **sizes,
-            **constants,
-        )  # fmt: skip
-        return ((_flat(y.flatten(-2)) @ weight.T).view(*x.shape[:-2], -1),)
+    launch(
+        gated_norm_kernel, count, *inputs[:4], y, rows, stride, eps, tile=WHOLE, **sizes,
+        **constants,
+    )  # fmt: skip
+    return ((y.view(-1, weight.shape[1]) @ weight.T).view(*x.shape[:-2], -1),)
 
 
 def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
@@ -315,13 +392,12 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     if norm is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
     stride = 0 if gate is None else gate.stride(-2)
-    with torch.cuda.device_of(x):
-        launch(
-            gated_norm_gradient_kernel, programs, dy @ weight, *inputs[:4], dx, dgate, y, partial,
-            rows, stride, eps, tile=WHOLE, **sizes, **constants,
-        )  # fmt: skip
-        dnorm = None if partial is None or norm is None else fold(partial, norm.dtype)
-        dweight = dy.T @ _flat(y.flatten(-2))
+    launch(
+        gated_norm_gradient_kernel, programs, dy @ weight, *inputs[:4], dx, dgate, y, partial,
+        rows, stride, eps, tile=WHOLE, **sizes, **constants,
+    )  # fmt: skip
+    dnorm = None if partial is None or norm is None else fold(partial, norm.dtype)
+    dweight = dy.T @ y.view(-1, weight.shape[1])
     return dx, None if other is None else dx, dgate, dnorm, dweight
 
 
@@ -346,12 +422,11 @@ def _losses(inputs: LossInputs) -> Tensors:
     for first in range(0, rows, step):
         part = slice(first, min(first + step, rows))
         logits = x[part] @ weight.T
-        with torch.cuda.device_of(x):
-            launch(
-                loss_kernel, logits.shape[0], logits, targets[part], losses[part],
-                logits.stride(0), ignored, V=vocabulary,
-                BV=min(LOSS.columns, power_of_two(vocabulary)), GRADIENT=needs_grad, tile=LOSS,
-            )  # fmt: skip
+        launch(
+            loss_kernel, logits.shape[0], logits, targets[part], losses[part], logits.stride(0),
+            ignored, V=vocabulary, BV=min(LOSS.columns, power_of_two(vocabulary)),
+            GRADIENT=needs_grad, tile=LOSS,
+        )  # fmt: skip
         if dx is not None:
             torch.mm(logits, weight, out=dx[part])
             share = _wide_product(logits.T, x[part])
@@ -381,23 +456,30 @@ def _loss_shapes(inputs: LossInputs) -> Tensors:
     return total, torch.empty_like(x), torch.empty_like(weight)
 
 
+_WEIGHTS = tuple(f"w{i}" for i in range(MOST))
 _products_op = custom_op(
     "vort::products",
     ProductInputs,
     _products,
     _products_back,
     None,
-    outputs=("x", "first", "second", "third"),
-    shown=4,
-    gradients=("x", "first", "second", "third"),
+    outputs=("total", "normed", *(f"y{i}" for i in range(MOST))),
+    shown=2 + MOST,
+    saved=("total",),
+    gradients=("x", "delta", "norm", *_WEIGHTS),
+    forget=("x", "delta"),
 )
-_gated_op = custom_op(
-    "vort::gated_linear",
-    GatedInputs,
-    _gated,
-    _gated_back,
-    lambda i: (i.both.new_empty(*i.both.shape[:-1], i.weight.shape[0]),),
-    gradients=("both", "weight"),
+_mlp_op = custom_op(
+    "vort::gated_mlp",
+    MlpInputs,
+    _mlp,
+    _mlp_back,
+    None,
+    outputs=("total", "y"),
+    shown=2,
+    saved=("total",),
+    gradients=("x", "delta", "norm", "gate", "up", "down"),
+    forget=("x", "delta"),
 )
 _gated_norm_op = custom_op(
     "vort::gated_norm_linear",
@@ -419,17 +501,34 @@ _loss_op = custom_op(
 )
 
 
-def products_fused(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """x, and x W^T for up to three W; the gradient to x is summed inside the products."""
-    first, second, third = (*weights, None, None)[:3]
-    assert first is not None
-    return _products_op(ProductInputs(x, first, second, third))[: len(weights) + 1]
+def products_fused(
+    x: Tensor, groups: Sequence[Sequence[Tensor]], delta: Tensor | None, norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """x + delta, its norm n, and n W^T for each group of weights, their rows joined.
+
+    Only the sum is kept for the backward, and the gradient to it is summed inside the products. A
+    delta needs a norm. Not to be traced: both summands have one gradient, and without a norm two
+    outputs are views of x.
+    """
+    weights = [w for group in groups for w in group]
+    given: Any = [*weights, *[None] * (MOST - len(weights))]
+    sizes = tuple(len(group) for group in groups)
+    inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes))
+    return _products_op(inputs)[: 2 + len(sizes)]
 
 
-def gated_linear_fused(both: Tensor, weight: Tensor) -> Tensor:
-    """(silu(a) b) W^T from [a, b], which alone is kept for the backward."""
-    y: Tensor = _gated_op(GatedInputs(both, weight))[0]
-    return y
+def gated_mlp_fused(
+    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, delta: Tensor | None, norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """x + delta and, of its norm n, (silu(n G^T) n U^T) D^T; a delta needs a norm.
+
+    Kept are the sum and what the gate reads; the norm and the gate are computed again. Not to be
+    traced: both summands have one gradient.
+    """
+    total, y = _mlp_op(MlpInputs(x, delta, norm, gate, up, down, float(eps)))
+    return total, y
 
 
 def gated_norm_linear_fused(

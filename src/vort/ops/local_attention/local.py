@@ -106,6 +106,12 @@ def attend_locally(
         )
         return o, entropy, None
     check_heads(q, k, v)
+    if state is None and real is None and lengths is None and not torch.compiler.is_compiling():
+        options = {"scale": scale, "rope_base": rope_base, "return_entropy": return_entropy}
+        o, entropy = local_attention(q, k, v, window, **options)  # type: ignore[arg-type]
+        if rope_base is not None:
+            k = apply_rope(k, torch.arange(k.shape[1], device=k.device), rope_base)
+        return o, entropy, _first(k, v, window)
     past = LocalState.empty(k, v, window) if state is None else state
     _check_state(past, k, v, window)
     if rope_base is not None:
@@ -148,6 +154,19 @@ def attend_locally(
         o = silence(o, real)
         entropy = None if entropy is None else entropy.masked_fill(~real[..., None], 0)
     return o, entropy if return_entropy else None, after
+
+
+def _first(k: Tensor, v: Tensor, window: int) -> LocalState:
+    """The state after whole rows from their beginning: how far to turn is known on the host."""
+    batch, length = k.shape[:2]
+
+    def ring(x: Tensor) -> Tensor:
+        if length < window:
+            return torch.nn.functional.pad(x, (0, 0, 0, 0, 0, window - length))
+        return x[:, length - window :].roll(length % window, 1)
+
+    seen = torch.full((batch,), length, dtype=torch.int64, device=k.device)
+    return LocalState(ring(k), ring(v), seen)
 
 
 def _steps(q: Tensor, k: Tensor, v: Tensor, state: LocalState, real: Tensor | None) -> bool:

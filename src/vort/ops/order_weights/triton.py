@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.gpu.parts import fold
 
 __all__ = ["order_weights_fused", "routing_weights_fused"]
 
@@ -180,19 +181,24 @@ def routing_kernel(
         tl.store(read + row[:, None] * S + col, weights, mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@triton.jit(do_not_specialize=["tokens", "stride"])
 def routing_gradient_kernel(
-    logits, bias, extra, polynomials, dorder, dwrite, dread, dlogits, dextra, rows, stride,
-    order_min,
+    logits, bias, extra, polynomials, dorder, dwrite, dread, dlogits, dextra, partial, tokens,
+    stride, order_min,
     H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
+    BH: tl.constexpr,
     HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_EXTRA: tl.constexpr,
     HAS_DORDER: tl.constexpr,
 ):  # fmt: skip
-    """Gradients to the logits, laid out as they are but dense."""
+    """Gradients to the logits of BR / BH tokens, laid out as they are but dense, and their sum."""
     WIDTH: tl.constexpr = H * (1 + HAS_GATE + (S if HAS_READ else 0))
-    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    READ: tl.constexpr = H * (1 + HAS_GATE)
+    flat = tl.arange(0, BR)
+    token = tl.program_id(0).to(tl.int64) * (BR // BH) + flat // BH
+    there = (token < tokens) & (flat % BH < H)
+    rows = tokens * H
+    row = tl.where(there, token * H + flat % BH, rows)
     col = tl.arange(0, BS)[None, :]
-    there = row < rows
     mask = there[:, None] & (col < S)
     h, order_at, gate_at, read_at, read_bias = logits_at(row, stride, H, S, HAS_GATE)
     _, d_order, d_gate, d_read, _ = logits_at(row, WIDTH, H, S, HAS_GATE)
@@ -207,22 +213,32 @@ def routing_gradient_kernel(
     before = by_scale(first, inner, last, col, S)
     g *= tl.exp(exponent)
     da = tl.sum(g * (by_scale(d_first, d_inner, d_last, col, S) + before * slope), axis=1)
+    # sums over tokens are taken of what has not been rounded yet
+    to = partial + tl.program_id(0).to(tl.int64) * WIDTH
+    head = tl.arange(0, BH)
     if HAS_GATE:
         gate = sigmoid(load_logit(logits, bias, gate_at, H + h, row, rows))
-        dgate = tl.sum(g * before, axis=1) * gate * (1.0 - gate)
+        dgate = tl.where(there, tl.sum(g * before, axis=1) * gate * (1.0 - gate), 0.0)
         tl.store(dlogits + d_gate, dgate.to(dlogits.dtype.element_ty), mask=there)
+        sums = tl.sum(tl.reshape(dgate, (BR // BH, BH)), axis=0)
+        tl.store(to + H + head, sums, mask=head < H)
         da *= gate
     if HAS_DORDER:
         da += tl.load(dorder + row, mask=there, other=0.0)
-    da *= (1.0 - order_min) * s * (1.0 - s)
+    da = tl.where(there, da * ((1.0 - order_min) * s * (1.0 - s)), 0.0)
     tl.store(dlogits + d_order, da.to(dlogits.dtype.element_ty), mask=there)
+    tl.store(to + head, tl.sum(tl.reshape(da, (BR // BH, BH)), axis=0), mask=head < H)
     if HAS_EXTRA:
         tl.store(dextra + row, da.to(dextra.dtype.element_ty), mask=there)
     if HAS_READ:
         weights = load_read(logits, bias, read_at, read_bias, row, col, rows, S)
         dr = tl.load(dread + row[:, None] * S + col, mask=mask, other=0.0)
         dl = weights * (dr - tl.sum(weights * dr, axis=1)[:, None] / S)
+        dl = tl.where(mask, dl, 0.0)
         tl.store(dlogits + d_read[:, None] + col, dl.to(dlogits.dtype.element_ty), mask=mask)
+        sums = tl.sum(tl.reshape(dl, (BR // BH, BH, BS)), axis=0)
+        at = to + READ + head[:, None] * S + col
+        tl.store(at, sums, mask=(head[:, None] < H) & (col < S))
 
 
 class Inputs(NamedTuple):
@@ -247,11 +263,10 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     polynomials, order, gate = dense(inputs[0]), dense(inputs[1]), dense(inputs[2])
     (weights,) = _shapes(inputs)
     count, sizes = _blocks(inputs)
-    with torch.cuda.device_of(order):  # the GPU that holds the data, whichever is current
-        launch(
-            forward_kernel, count, polynomials, order, gate, weights, order.numel(),
-            HAS_GATE=gate is not None, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        forward_kernel, count, polynomials, order, gate, weights, order.numel(),
+        HAS_GATE=gate is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     return (weights,)
 
 
@@ -260,11 +275,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     d_order = order.new_empty(order.shape)
     d_gate = None if gate is None else gate.new_empty(gate.shape)
     count, sizes = _blocks(inputs)
-    with torch.cuda.device_of(order):
-        launch(
-            backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
-            order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
+        order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     return d_order, d_gate
 
 
@@ -291,13 +305,33 @@ class RoutingInputs(NamedTuple):
     """The arguments of `routing_weights_fused`."""
 
     logits: Tensor
-    bias: Tensor
-    extra: Tensor | None
+    order_bias: Tensor
+    write_bias: Tensor | None
+    read_bias: Tensor | None
+    more: Tensor | None
+    more_weight: Tensor | None
     polynomials: Tensor
-    num_heads: int
     order_min: float
-    has_gate: bool
-    has_read: bool
+
+    @property
+    def num_heads(self) -> int:
+        """H."""
+        return self.order_bias.shape[0]
+
+    def bias(self) -> Tensor:
+        """Of a whole row of logits."""
+        return torch.cat([x for x in self[1:4] if x is not None])
+
+    def extra(self) -> Tensor | None:
+        """`[tokens, H]`, what `more` adds to the orders' logits."""
+        if self.more is None or self.more_weight is None:
+            return None
+        return self.more_rows() @ self.more_weight.to(self.logits.dtype).T
+
+    def more_rows(self) -> Tensor:
+        """`more` as rows in the type of the logits."""
+        assert self.more is not None
+        return self.more.reshape(-1, self.more.shape[-1]).to(self.logits.dtype)
 
 
 def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
@@ -308,53 +342,59 @@ def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     height = NUMBERS // max(wide, 4)
     constants = {
         "H": inputs.num_heads, "S": scales, "N": coefficients, "BS": wide, "BR": height,
-        "HAS_GATE": inputs.has_gate, "HAS_READ": inputs.has_read,
-        "HAS_EXTRA": inputs.extra is not None, "tile": WHOLE,
+        "HAS_GATE": inputs.write_bias is not None, "HAS_READ": inputs.read_bias is not None,
+        "HAS_EXTRA": inputs.more is not None, "tile": WHOLE,
     }  # fmt: skip
     return rows, -(-rows // height), constants
 
 
-def _routing_shapes(inputs: RoutingInputs) -> Some:
-    shape = (*inputs.logits.shape[:-1], inputs.num_heads)
-    order = inputs.logits.new_empty(shape, dtype=torch.float32)
-    write = order.new_empty(*shape, inputs.polynomials.shape[0])
-    return order, write, torch.empty_like(write) if inputs.has_read else None
-
-
 def _routing_forward(inputs: RoutingInputs) -> Tensors:
-    given: Some = tuple(dense(x) for x in inputs[:4])
-    logits, bias, extra, polynomials = given
+    """Orders, write and read weights; bias and extra for the backward."""
+    logits, polynomials = dense(inputs.logits), dense(inputs.polynomials)
     rows, count, constants = _routing_sizes(inputs)
-    found = _routing_shapes(inputs)
-    with torch.cuda.device_of(logits):
-        launch(
-            routing_kernel, count, logits, bias, extra, polynomials, *found, rows,
-            logits.shape[-1], inputs.order_min, **constants,
-        )  # fmt: skip
-    return found
+    shape = (*logits.shape[:-1], inputs.num_heads)
+    order = logits.new_empty(shape, dtype=torch.float32)
+    write = order.new_empty(*shape, polynomials.shape[0])
+    read = None if inputs.read_bias is None else torch.empty_like(write)
+    bias, extra = inputs.bias(), inputs.extra()
+    launch(
+        routing_kernel, count, logits, bias, extra, polynomials, order, write, read, rows,
+        logits.shape[-1], inputs.order_min, **constants,
+    )  # fmt: skip
+    return order, write, read, bias, extra
 
 
 def _routing_backward(
     inputs: RoutingInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
-    given: Some = tuple(dense(x) for x in inputs[:4])
-    logits, bias, extra, polynomials = given
-    rows, count, constants = _routing_sizes(inputs)
-    came: Some = tuple(dense(g) for g in grads)
-    dorder, dwrite, dread = came
-    _, write, read = _routing_shapes(inputs)
-    dwrite = torch.zeros_like(write) if dwrite is None else dwrite
-    dread = torch.zeros_like(read) if dread is None and read is not None else dread
+    logits, polynomials = dense(inputs.logits), dense(inputs.polynomials)
+    bias, extra = kept
+    rows, _, constants = _routing_sizes(inputs)
+    dorder, dwrite, dread = grads
+    if dwrite is None:
+        dwrite = logits.new_zeros(rows, polynomials.shape[0], dtype=torch.float32)
+    if dread is None and inputs.read_bias is not None:
+        dread = torch.zeros_like(dwrite)
+    heads, tokens = power_of_two(inputs.num_heads, 1), rows // inputs.num_heads
+    height = max(constants["BR"], heads)
+    count = -(-tokens // (height // heads))
+    partial = logits.new_empty(count, logits.shape[-1], dtype=torch.float32)
     dlogits = torch.empty_like(logits)
     dextra = None if extra is None else torch.empty_like(extra)
-    with torch.cuda.device_of(logits):
-        launch(
-            routing_gradient_kernel, count, logits, bias, extra, polynomials, dorder, dwrite,
-            dread, dlogits, dextra, rows, logits.shape[-1], inputs.order_min,
-            HAS_DORDER=dorder is not None, **constants,
-        )  # fmt: skip
-    dbias = dlogits.flatten(0, -2).sum(0, dtype=torch.float32).to(bias.dtype)
-    return dlogits, dbias, dextra
+    launch(
+        routing_gradient_kernel, count, logits, bias, extra, polynomials, dense(dorder),
+        dense(dwrite), dense(dread), dlogits, dextra, partial, tokens, logits.shape[-1],
+        inputs.order_min, BH=heads, HAS_DORDER=dorder is not None, **constants | {"BR": height},
+    )  # fmt: skip
+    biases = [x for x in inputs[1:4] if x is not None]
+    parts = iter(fold(partial, bias.dtype).split([x.shape[0] for x in biases]))
+    dbiases = [None if x is None else next(parts) for x in inputs[1:4]]
+    dmore = dweight = None
+    if dextra is not None and inputs.more is not None and inputs.more_weight is not None:
+        dweight = (dextra.T @ inputs.more_rows()).to(inputs.more_weight.dtype)
+        dmore = (dextra @ inputs.more_weight.to(dextra.dtype)).view(inputs.more.shape)
+        dmore = dmore.to(inputs.more.dtype)
+    return dlogits, *dbiases, dmore, dweight
 
 
 _routing_weights = custom_op(
@@ -362,18 +402,19 @@ _routing_weights = custom_op(
     RoutingInputs,
     _routing_forward,
     _routing_backward,
-    _routing_shapes,
+    None,
     outputs=("order", "write", "read"),
     shown=3,
-    gradients=("logits", "bias", "extra"),
+    gradients=("logits", "order_bias", "write_bias", "read_bias", "more", "more_weight"),
 )
 
 
 def routing_weights_fused(inputs: RoutingInputs) -> tuple[Tensor, Tensor, Tensor | None]:
     """Orders `[..., H]`, write weights and read weights `[..., H, S]` (or None), all float32.
 
-    logits `[..., H (1 + gate + S read)]` and bias of that width, in bfloat16 or float32; extra
-    `[..., H]` is added to the orders' logits; polynomials `[S, degree + 1]` of the basis, float32.
+    logits `[..., H (1 + gate + S read)]` in bfloat16 or float32, a bias for each part that is
+    there: `[H]`, `[H]`, `[H S]`; more `[..., F]` with more_weight `[H, F]` adds to the orders'
+    logits; polynomials `[S, degree + 1]` of the basis, float32. Not to be traced.
     """
     order, write, read = _routing_weights(inputs)
     return order, write, read

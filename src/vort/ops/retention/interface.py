@@ -99,8 +99,10 @@ def retention(
     inputs = Inputs(*tensors, cu_seqlens, *options)
     check_inputs(inputs)
     chosen, reason = _choose(backend, q, cu_seqlens, chunk_size, inputs.tracked)
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):
         logger.debug("retention: %s (%s)", chosen, reason.format(length=q.shape[1]))
+    if chosen == "triton":  # kernels know nothing of autocast
+        return _load(chosen, inputs)(inputs)
     with torch.autocast(q.device.type, enabled=False):
         return _load(chosen, inputs)(inputs)
 

@@ -7,15 +7,12 @@ one head's 64 numbers; a program of `triton.py` takes many rows.
 from torch import Tensor
 from torch.nn import functional as F
 
-from vort.ops.custom import traced
 from vort.ops.gpu.launcher import kernels_take
 
-__all__ = ["add_rms_norm", "rms_norm"]
+__all__ = ["rms_norm"]
 
 # Longer rows fill PyTorch's block of threads by themselves.
 LONGEST = 1024
-# A program holds a whole row.
-WIDEST = 8192
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = 1e-6) -> Tensor:
@@ -40,28 +37,6 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = 1e-6) 
 
         return rms_norm_fused(x, weight, eps)
     return F.rms_norm(x, x.shape[-1:], None if weight is None else weight.to(x.dtype), eps)
-
-
-def add_rms_norm(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float = 1e-6
-) -> tuple[Tensor, Tensor]:
-    """x + delta, and its RMS norm: a residual and what the next part of a block reads of it.
-
-    Shapes: x and delta `[..., D]`, weight `[D]`. On a GPU one pass forward and one backward.
-
-    Example:
-        >>> import torch
-        >>> total, y = add_rms_norm(torch.ones(2, 4), torch.ones(2, 4), torch.ones(4))
-        >>> total[0, 0].item(), round(y[0, 0].item(), 3)
-        (2.0, 1.0)
-    """
-    same = x.dtype == delta.dtype and x.shape == delta.shape and x.shape[-1] <= WIDEST
-    if same and kernels_take(x, delta) and kernels_take(weight) and not traced(x) and x.numel():
-        from .triton import add_rms_norm_fused
-
-        return add_rms_norm_fused(x, delta, weight, eps)
-    total = x + delta
-    return total, rms_norm(total, weight, eps)
 
 
 def _fused(x: Tensor, weight: Tensor | None) -> bool:

@@ -7,7 +7,7 @@ heads, is read where it lies. Everything else is dense.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,7 +18,7 @@ from vort.ops.custom import Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.parts import fold
 
-__all__ = ["add_rms_norm_fused", "blocks_of", "load_weight", "rms_norm_fused"]
+__all__ = ["blocks_of", "load_weight", "norm_rows", "norm_rows_back", "rms_norm_fused"]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 # Numbers in a tile. The backward holds three tiles at once, the forward one.
@@ -177,11 +177,10 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     weight = dense(inputs.weight)
     y = x.new_empty(x.shape)
     count, sizes = blocks_of(x, FORWARD_TILE)
-    with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
-        launch(
-            forward_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
-            GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        forward_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
+        GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     return (y,)
 
 
@@ -193,16 +192,13 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     programs, partial = min(count, PROGRAMS), None
     if weight is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        launch(
-            backward_kernel, programs, dy, x, weight, dx, partial,
-            x.numel() // x.shape[-1], inputs.eps,
-            GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        backward_kernel, programs, dy, x, weight, dx, partial, x.numel() // x.shape[-1],
+        inputs.eps, GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     if weight is None or partial is None:
         return dx, None
-    with torch.cuda.device_of(x):
-        return dx, fold(partial, weight.dtype)
+    return dx, fold(partial, weight.dtype)
 
 
 _rms_norm = custom_op(
@@ -225,68 +221,30 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return y
 
 
-class AddInputs(NamedTuple):
-    """The arguments of `add_rms_norm_fused`."""
-
-    x: Tensor
-    delta: Tensor
-    weight: Tensor
-    eps: float
-
-
-def _add_forward(inputs: AddInputs) -> Tensors:
-    x, delta, weight = (dense(t) for t in inputs[:3])
-    total, y = torch.empty_like(x), torch.empty_like(x)
+def norm_rows(
+    x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x + delta (x itself without one) and its RMS norm; x dense in one type, D in 1..8192."""
+    total = x if delta is None else torch.empty_like(x)
+    y = torch.empty_like(x)
     count, sizes = blocks_of(x, FORWARD_TILE)
-    with torch.cuda.device_of(x):
-        launch(
-            add_norm_kernel, count, x, delta, weight, total, y, x.numel() // x.shape[-1],
-            inputs.eps, HAS_DELTA=True, tile=WHOLE, **sizes,
-        )  # fmt: skip
+    launch(
+        add_norm_kernel, count, x, delta, weight, total, y, x.numel() // x.shape[-1], eps,
+        HAS_DELTA=delta is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
     return total, y
 
 
-def _add_backward(inputs: AddInputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Any:
-    total, weight = kept[0], dense(inputs.weight)
-    assert total is not None
-    dtotal, dy = dense(grads[0]), dense(grads[1])
-    if dy is None:
-        dy = torch.zeros_like(total)
+def norm_rows_back(
+    dy: Tensor, along: Tensor | None, total: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients to `total` of `norm_rows`, what came along another way added, and to the weight."""
     dx = torch.empty_like(total)
     count, sizes = blocks_of(total, BACKWARD_TILE)
     programs = min(count, PROGRAMS)
     partial = total.new_empty(programs, total.shape[-1], dtype=torch.float32)
-    with torch.cuda.device_of(total):
-        launch(
-            add_norm_gradient_kernel, programs, dy, dtotal, total, weight, dx, partial,
-            total.numel() // total.shape[-1], inputs.eps, HAS_ALONG=dtotal is not None,
-            tile=WHOLE, **sizes,
-        )  # fmt: skip
-        dweight = fold(partial, weight.dtype)
-    return dx, dx, dweight
-
-
-_add_rms_norm = custom_op(
-    "vort::add_rms_norm_fused",
-    AddInputs,
-    _add_forward,
-    _add_backward,
-    None,
-    outputs=("total", "y"),
-    shown=2,
-    saved=("total",),
-    gradients=("x", "delta", "weight"),
-    forget=("x", "delta"),
-)
-
-
-def add_rms_norm_fused(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """x + delta, and its RMS norm, from GPU kernels, forward and backward.
-
-    x and delta `[..., D]` in one type, bfloat16 or float32; D in 1..8192. Not to be traced: both
-    gradients are one tensor.
-    """
-    total, y = _add_rms_norm(AddInputs(x, delta, weight, float(eps)))
-    return total, y
+    launch(
+        add_norm_gradient_kernel, programs, dy, along, total, weight, dx, partial,
+        total.numel() // total.shape[-1], eps, HAS_ALONG=along is not None, tile=WHOLE, **sizes,
+    )  # fmt: skip
+    return dx, fold(partial, weight.dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
-__all__ = ["angles", "rotate"]
+__all__ = ["angles", "frequencies_of", "rotate"]
 
 ROWS = 64
 WHOLE = Tile(columns=0, warps=4, stages=1)
@@ -61,7 +61,7 @@ def rotate_kernel(
 
 
 @lru_cache(maxsize=32)
-def _frequencies(dim: int, base: float, device: torch.device) -> Tensor:
+def frequencies_of(dim: int, base: float, device: torch.device) -> Tensor:
     """base^(-2i/D) for i < D/2, in float64."""
     with torch.inference_mode(False):
         frequencies: Tensor = base ** -(
@@ -102,7 +102,7 @@ def angles(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(positions):
         launch(
             angle_kernel, -(-count // ROWS), positions.contiguous(),
-            _frequencies(dim, base, positions.device), cos, sin, count,
+            frequencies_of(dim, base, positions.device), cos, sin, count,
             HALF=half, BC=power_of_two(half, 1), BR=ROWS, tile=WHOLE,
         )  # fmt: skip
     return cos, sin

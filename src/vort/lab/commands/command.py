@@ -1,0 +1,68 @@
+"""How a command ends when something is wrong: a line on standard error, and no traceback."""
+
+import os
+import re
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+__all__ = ["Command"]
+
+# With this in the environment, what a command could not do is shown as Python shows it.
+TRACEBACK = "VORT_TRACEBACK"
+
+
+class Command(TyperCommand):
+    """A command whose refusals are one line each, in the words of its options."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; what a user can cause ends with 2, an interrupt with 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("stopped", err=True)
+            raise typer.Exit(130) from None
+        except Exception as problem:
+            if os.environ.get(TRACEBACK) or not _is_users(problem):
+                raise
+            options = {p.name: max(p.opts, key=len) for p in self.params if p.name}
+            typer.echo(f"vort {_name(ctx)}: {_in_a_line(problem, options)}", err=True)
+            raise typer.Exit(2) from problem
+
+
+def _name(ctx: Any) -> str:
+    """What was typed after `vort`."""
+    above = "" if ctx.parent is None or ctx.parent.parent is None else _name(ctx.parent) + " "
+    return f"{above}{ctx.info_name}"
+
+
+def _is_users(problem: Exception) -> bool:
+    """Whether a user can cause it: files, settings, packages, memory. Others are ours."""
+    from safetensors import SafetensorError
+    from torch import OutOfMemoryError
+
+    kinds = (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError)
+    others = (SafetensorError, OutOfMemoryError, typer.BadParameter)
+    # Hugging Face wraps what is wrong with a setting in an error of its own.
+    return isinstance(problem, (*kinds, *others)) or type(problem).__name__.startswith("Strict")
+
+
+def _in_a_line(problem: Exception, options: dict[str, str]) -> str:
+    if isinstance(problem, typer.BadParameter):
+        text = problem.message
+        hint = problem.param_hint
+        text = f"{hint}: {text}" if isinstance(hint, str) else text
+    elif isinstance(problem, OSError) and problem.strerror:
+        text = f"{problem.strerror}: {problem.filename or 'standard output'}"
+    elif type(problem).__name__.startswith("Strict"):
+        text = str(problem.__cause__ or problem)
+    else:
+        text = str(problem) or type(problem).__name__
+    text = " ".join(text.split())
+    # "steps must be ..." and "log='wandb' needs ..." are about --steps and --log.
+    first = re.match(r"(\w+)(='(\w+)')? (?=must|needs|takes)", text)
+    if first and options.get(first[1], "").startswith("--"):
+        given = f" {first[3]}" if first[3] else ""
+        text = f"{options[first[1]]}{given} {text[first.end() :]}"
+    return text

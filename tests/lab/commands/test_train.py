@@ -1,0 +1,323 @@
+"""`vort train` on a text of one's own: nothing else to say, nothing silent, nothing lost."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from vort.cli import app
+from vort.lab.training import latest_checkpoint
+
+ROOT = Path(__file__).parents[3]
+runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "200"})
+SMALL = ["--steps", "4", "--batch-size", "2", "--task-set", "length=32"]
+SMALL += [
+    part
+    for each in ("hidden_size=16", "num_attention_heads=1", "num_hidden_layers=1")
+    for part in ("--model-set", each)
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    file = tmp_path / "novel.txt"
+    file.write_text("It was the best of times, it was the worst of times. " * 40)
+    return file
+
+
+def vort(*arguments: object, fails: bool = False) -> str:
+    done = runner.invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == (2 if fails else 0), done.output
+    assert "Traceback" not in done.output
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.output).split())
+
+
+def process(*arguments: object, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "vort.cli", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=environment, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_file_is_all_that_is_needed_and_the_folder_goes_everywhere(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = vort("train", "--text", "novel.txt", "--out", "run", *SMALL)
+    for part in (
+        "text, split by position",
+        "train 1 1,802 85%",
+        "validation 1 106 5%",
+        "test 1 212 10%",
+        "device: CPU",
+        "tiny, ",
+        "memory: about",
+        "time: about",
+        "training 4/4 loss",
+        "tokens/s",
+        "validation at step 1:",
+        "vort generate run",
+        "vort lens run",
+        'from_pretrained("run/model")',
+        "lm_eval --model hf",
+    ):
+        assert part in said, part
+    assert json.loads(Path("run/run.json").read_text())["task"]["source"] == "../novel.txt"
+    from vort import VortForCausalLM
+
+    saved = VortForCausalLM.from_pretrained("run/model")
+    assert saved.config.hidden_size == 16
+    # From another folder, and after both have moved.
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("run", "novel.txt"):
+        Path(name).rename(tmp_path / "elsewhere" / name)
+    monkeypatch.chdir("/")
+    run = tmp_path / "elsewhere" / "run"
+    result = json.loads((run / "result.json").read_text())
+    assert f"{result['test']['all']['bits']:.3f}" in vort("eval", run)
+    assert "4/4" not in vort("train", "--out", run, "--resume")  # nothing left to do but score
+    assert "5 tokens" in vort("generate", run, "--max-new-tokens", "5")
+    page = tmp_path / "lens.html"
+    vort("lens", run, "--text", tmp_path / "elsewhere" / "novel.txt", "--out", page)
+    assert page.stat().st_size > 10_000
+
+
+def test_without_any_other_option_a_small_model_is_planned(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defaults of a machine without a GPU: minutes, not hours."""
+    seen = {}
+
+    def no_training(model, task, config, **options):  # type: ignore[no-untyped-def]
+        seen.update(model=model, task=task, config=config)
+        raise ValueError("not now")
+
+    monkeypatch.setattr("vort.lab.training.train", no_training)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    vort("train", "--text", text, "--out", tmp_path / "run", fails=True)
+    assert sum(x.numel() for x in seen["model"].parameters()) < 500_000
+    assert seen["config"].steps * seen["config"].batch_size * seen["task"].length < 400_000
+    assert seen["config"].evaluate_every is not None
+    assert seen["task"].vocab_size == 259  # ends of texts are learned, other tokens unlearned
+
+
+@pytest.mark.parametrize("name", ["tiny", "6m", "25m", "125m"])
+def test_sizes_have_the_parameters_they_are_named_for(name: str) -> None:
+    import torch
+
+    from vort.lab.training.sizes import TEXT_SIZES
+    from vort.models import VortConfig, VortForCausalLM
+
+    with torch.device("meta"):
+        model = VortForCausalLM(VortConfig(**TEXT_SIZES[name].model))
+    count = sum(x.numel() for x in model.parameters())
+    assert count == pytest.approx(TEXT_SIZES[name].parameters, rel=0.05)
+    if name != "tiny":
+        assert count == pytest.approx(1e6 * int(name[:-1]), rel=0.05)
+
+
+def test_a_folder_that_holds_a_run_is_left_as_it_is(text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    vort("train", "--text", text, "--out", run, *SMALL)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    other = ["--model-set", "num_scales=4"]
+    said = vort("train", "--text", text, "--out", run, *SMALL, *other, fails=True)
+    assert "holds a run already, step-00000004: take another --out, or go on with:" in said
+    assert "--resume" in said
+    assert "resume=True" not in said
+    for wrong, name in (
+        (other, "--model-set num_scales must be 8,"),
+        (["--learning-rate", "0.5"], "--learning-rate must be 0.005,"),
+        (["--steps", "9"], "--steps must be 4,"),
+        (["--size", "6m"], "--size must be 'tiny',"),
+        (["--task-set", "length=64"], "--task-set length must be 32,"),
+    ):
+        assert name in vort("train", "--out", run, "--resume", *wrong, fails=True)
+    vort("train", "--text", text, "--out", run, "--resume", *SMALL)  # the same may be said again
+    assert {p: p.read_bytes() for p in before if p.name in ("run.json", "model.safetensors")} == {
+        p: x for p, x in before.items() if p.name in ("run.json", "model.safetensors")
+    }
+
+
+def test_other_model_settings_are_refused_below_the_command_too(tmp_path: Path) -> None:
+    from tests.lab.training.tiny import TASK, quick
+    from vort.lab.training import train
+    from vort.models import VortConfig, VortForCausalLM
+
+    def model(theta: float) -> VortForCausalLM:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        return VortForCausalLM(VortConfig(vocab_size=TASK.vocab_size, rope_theta=theta, **sizes))
+
+    train(model(1e4), TASK, quick(steps=1), directory=tmp_path)
+    with pytest.raises(ValueError, match=r"model.rope_theta must be 10000.0, .*got 500.0"):
+        train(model(500.0), TASK, quick(steps=1), directory=tmp_path, resume=True)
+
+
+def test_one_run_at_a_time_is_in_a_folder_and_a_dead_one_stops_nobody(
+    text: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    holder = "import sys, time; from vort.lab.training.lock import hold\n"
+    holder += "with hold(sys.argv[1]): print('held', flush=True); time.sleep(60)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder, str(run)], stdout=subprocess.PIPE, env=environment
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        said = vort("train", "--text", text, "--out", run, *SMALL, fails=True)
+        assert f"process {other.pid} is training in" in said
+        assert [path.name for path in run.iterdir()] == ["run.lock"]
+    finally:
+        other.kill()
+        other.wait()
+        other.stdout.close()  # type: ignore[union-attr]
+    assert (run / "run.lock").exists()  # left behind, and of no consequence
+    vort("train", "--text", text, "--out", run, *SMALL)
+    assert not (run / "run.lock").exists()
+
+
+def test_an_interrupt_saves_and_the_run_goes_on_by_itself(text: Path, tmp_path: Path) -> None:
+    """Piped: lines come as it trains. What comes out is that of a run without interruption."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    settings = [*SMALL[2:], "--steps", "400"]
+    child = process("train", "--text", text, "--out", cut, *settings)
+    assert child.stdout is not None
+    lines = []
+    for line in child.stdout:
+        lines.append(line)
+        if re.match(r"training \d+/400  loss \d", line):
+            child.send_signal(signal.SIGINT)
+            break
+    else:
+        pytest.fail("".join(lines))
+    rest = child.communicate(timeout=120)[0]
+    assert child.returncode == 130, rest
+    assert re.search(
+        r"stopped at step \d+ of 400, saved; go on with: vort train --out \S+cut", rest
+    )
+    saved = latest_checkpoint(cut)
+    assert saved is not None
+    assert 1 <= int(saved.name[5:]) < 400
+    assert "no finished model yet" in vort("generate", cut, fails=True)
+    vort("train", "--out", cut, "--resume")
+    vort("train", "--text", text, "--out", whole, *settings)
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (cut, whole))
+    assert all(first[key].equal(second[key]) for key in second)
+
+
+def test_what_does_not_fit_is_refused_before_it_starts(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, books = tmp_path / "run", ["books", "--task-set", f"source={text}", *SMALL]
+    for free, words in (
+        (10_000, "for the weights alone"),
+        (200_000, "of memory a sequence, and 0 MB are free: take a smaller"),
+    ):
+        monkeypatch.setattr(
+            "vort.lab.training.forecast.free_memory", lambda device, free=free: free
+        )
+        assert words in vort("train", *books, "--out", run, fails=True)
+    assert not run.exists()
+    # Room for one sequence at a time: the batch is split, where nobody said how.
+    free = 16_000_000
+    monkeypatch.setattr("vort.lab.training.forecast.free_memory", lambda device: free)
+    wide = ["--text", text, "--out", run, *SMALL, "--batch-size", "64"]
+    said = vort("train", *wide, "--accumulation", "1", fails=True)
+    pieces = re.search(r"--accumulation (\d+) would do", said)
+    assert pieces is not None, said
+    vort("train", *wide, "--steps", "1")
+    assert json.loads((run / "run.json").read_text())["training"]["accumulation"] == int(pieces[1])
+
+
+def test_a_damaged_checkpoint_is_named(text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    vort("train", "--text", text, "--out", run, *SMALL)
+    file = run / "step-00000004" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    assert f"{file} is damaged" in vort("eval", run, fails=True)
+    assert f"{file} is damaged" in vort("train", "--out", run, "--resume", fails=True)
+    (run / "step-00000004" / "state.json").write_text("{")
+    assert "state.json is damaged" in vort("train", "--out", run, "--resume", fails=True)
+    (run / "run.json").write_text("{")
+    assert "run.json is damaged" in vort("eval", run, fails=True)
+
+
+def test_a_full_disk_leaves_nothing_half_written(text: Path, tmp_path: Path) -> None:
+    def nearly_full() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+
+    run = tmp_path / "run"
+    child = process("train", "--text", text, "--out", run, *SMALL, preexec_fn=nearly_full)
+    said = child.communicate(timeout=120)[0]
+    assert child.returncode == 2, said
+    assert "Traceback" not in said
+    assert re.search(r"^vort train: .*model.safetensors could not be written", said, re.MULTILINE)
+    assert [path.name for path in run.iterdir()] == ["run.json"]
+
+
+def test_beyond_the_horizon_is_said_once(text: Path, tmp_path: Path) -> None:
+    run, short = tmp_path / "run", ["--model-set", "horizon=16"]
+    said = vort("train", "--text", text, "--out", run, *SMALL, *short)
+    assert said.count("more than the horizon of 16") == 1
+    said = vort("eval", run, "--task-set", "length=64")
+    assert said.count("64 tokens are more than the horizon of 16") == 1
+    assert "--horizon 64" in said
+    assert "horizon" not in vort("eval", run, "--task-set", "length=64", "--horizon", "64")
+
+
+def test_generate_differs_from_time_to_time_and_says_where_it_ended(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    vort("train", "--text", text, "--out", run, *SMALL)
+    capfd.readouterr()
+    first, second = (vort("generate", run, "--max-new-tokens", "40") for _ in range(2))
+    assert first != second
+    seed = re.search(r"--seed (\d+)$", first)
+    assert seed is not None
+    assert vort("generate", run, "--max-new-tokens", "40", "--seed", seed[1]) == first
+    # Nothing but ours is drawn.
+    assert "%|" not in "".join(capfd.readouterr())
+    config = json.loads((run / "model" / "config.json").read_text())
+    config["eos_token_id"] = list(range(256))
+    (run / "model" / "config.json").write_text(json.dumps(config))
+    assert "stopped at the end-of-text token after 1 tokens" in vort("generate", run)
+
+
+def test_a_checkpoint_comes_as_minutes_go_by(tmp_path: Path) -> None:
+    from tests.lab.training.tiny import TASK, quick, tiny
+    from vort.lab.training import train
+
+    config = quick(checkpoint_minutes=1e-6, keep_checkpoints=9)
+    train(tiny(), TASK, config, directory=tmp_path)
+    assert len(list(tmp_path.glob("step-*"))) == 6
+
+
+def test_lines_come_while_it_trains_where_no_bar_can_be_drawn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.lab.training.tiny import TASK, quick, tiny
+    from vort.lab.training import train
+
+    monkeypatch.setattr("vort.lab.training.progress.EVERY", 0.0)
+    monkeypatch.setattr("vort.lab.training.run.EVERY", 0.0)
+    began = time.perf_counter()
+    train(tiny(), TASK, quick(progress=True, evaluate_every=3))
+    assert time.perf_counter() > began
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("training")] == [
+        f"{n}/6" for n in range(1, 7)
+    ]
+    assert all(part in lines[1] for part in ("loss", "tokens/s", "left"))
+    assert any(line.startswith("validation at step 3:") for line in lines)
