@@ -31,6 +31,7 @@ class MemoryInputs:
         padding: where the tokens are, if some rows are padded; they stand at the front of rows.
         cu_seqlens: `[N + 1]` bounds of packed sequences with B = 1; then no state is involved.
         in_place: the state is the memory's to overwrite: a step of decoding into fixed buffers.
+        mapped: q and k went through the memory's maps (`Memory.maps`) before they came.
     """
 
     hidden_states: Tensor
@@ -42,6 +43,7 @@ class MemoryInputs:
     padding: Padding | None = None
     cu_seqlens: Tensor | None = None
     in_place: bool = False
+    mapped: bool = False
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -60,7 +62,8 @@ class MemoryInputs:
         hidden, q, k, v = (
             x[:, position : position + 1] for x in (self.hidden_states, self.q, self.k, self.v)
         )
-        return MemoryInputs(hidden, q, k, v, cut(self.entropy), cut(self.entity))
+        rest = (cut(self.entropy), cut(self.entity))
+        return MemoryInputs(hidden, q, k, v, *rest, mapped=self.mapped)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,15 @@ class Memory(nn.Module, ABC):
     def needs_entropy(self) -> bool:
         """Whether the layer must compute the entropy of its local attention."""
         return False
+
+    @property
+    def maps(self) -> tuple[Tensor, Tensor] | None:
+        """Weights `[H, D, M]` of learned softmax maps of queries and of keys, for who has the heads.
+
+        A layer may apply them as it makes the heads, and say so by `MemoryInputs.mapped`. None: the
+        memory wants to see the heads themselves.
+        """
+        return None
 
     @abstractmethod
     def forward(
