@@ -1,19 +1,17 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, operator, misc"
 """From projections to heads, a block of positions at a time: convolution to features and back.
 
-A program has one head of queries, keys or values, held as its two halves, which RoPE turns into
-each other, and a block of BT positions, held as four tiles ``[BT / 4, BH]``: tile p has positions
-p, 4 + p, 8 + p, .. of the block. Neighbours in time are then numbers of two tiles in one thread,
-and a tap is one multiply-add. Queries and keys may go through their learned maps
-(`hedgehog_features`) before they are stored; l = z W are a map's logits of the head z.
+A program has one head of queries, keys or values, held as its two halves ``[BT, BH]``, which RoPE
+turns into each other. Positions before are loads of the same rows, shifted: the first level of
+cache holds them. Queries and keys may go through their learned maps (`hedgehog_features`) before
+they are stored; l = z W are a map's logits of the head z.
 
 The backward computes all that again. With u the convolution's sum and du its gradient
 
-    dx_t = sum_j w_j du_{t+j},     dw_j = sum_t du_t x_{t-j},
+    dx_t = sum_j w_j du_{t+j},     dw_j = sum_t x_t du_{t+j}:
 
-and a block owns its first BT - 4 positions, whose successors it has. Where these are another
-thread's, du passes from one to the other by way of ``notes``, memory so near that it does not leave
-the cache.
+one kernel makes du, another one, of channels alone, the rest. In one kernel for both du would have
+to pass from thread to thread, and registers would be short: that took longer.
 """
 
 from collections.abc import Sequence
@@ -34,8 +32,10 @@ __all__ = ["Inputs", "heads_again", "heads_fused"]
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
 BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
+# Positions and channels in a block of the convolution's own gradients.
+TAPS, WIDE = Tile(32, 4, 1), 64
 # Programs that share the blocks of a backward: each leaves sums of its own.
-PROGRAMS = 1536
+PROGRAMS, PROGRAMS_OF_TAPS = 1536, 3072
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -200,25 +200,6 @@ def input_at(
 
 
 @triton.jit
-def inputs_around(
-    x, state, t, at, i, length, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr,
-    BH: tl.constexpr, STRIDE: tl.constexpr, HAS_STATE: tl.constexpr,
-):  # fmt: skip
-    """A head's inputs at every fourth position, from 3 before to 3 after it, float32."""
-    a0, b0 = input_at(x, state, t, at, i, length, C, W, HALF, BH, HAS_STATE)
-    am1, bm1 = input_at(x, state, t - 1, at - STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
-    am2, bm2, am3, bm3 = am1, bm1, am1, bm1
-    if W > 2:
-        am2, bm2 = input_at(x, state, t - 2, at - 2 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
-    if W > 3:
-        am3, bm3 = input_at(x, state, t - 3, at - 3 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
-    a1, b1 = input_at(x, state, t + 1, at + STRIDE, i, length, C, W, HALF, BH, False)
-    a2, b2 = input_at(x, state, t + 2, at + 2 * STRIDE, i, length, C, W, HALF, BH, False)
-    a3, b3 = input_at(x, state, t + 3, at + 3 * STRIDE, i, length, C, W, HALF, BH, False)
-    return am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3
-
-
-@triton.jit
 def reach(x, old, lag: tl.constexpr, HAS_AGE: tl.constexpr):
     """x where a position is at least ``lag`` after the first of its sequence, zero elsewhere."""
     if HAS_AGE:
@@ -227,70 +208,19 @@ def reach(x, old, lag: tl.constexpr, HAS_AGE: tl.constexpr):
 
 
 @triton.jit
-def weigh(
-    x0, x1, x2, x3, o1, o2, o3, w0, w1, w2, w3, W: tl.constexpr, HAS_AGE: tl.constexpr
-):  # fmt: skip
-    """The sum over taps; o: ages of the positions whose reach decides."""
-    u = x0 * w0 + reach(x1, o1, 1, HAS_AGE) * w1
-    if W > 2:
-        u += reach(x2, o2, 2, HAS_AGE) * w2
-    if W > 3:
-        u += reach(x3, o3, 3, HAS_AGE) * w3
-    return u
-
-
-@triton.jit
-def all_taps(taps, i, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr):
-    """The taps of half a head, ``[1, BH]`` each."""
-    w0, w1 = tap(taps, i, 0, C, HALF, BH), tap(taps, i, 1, C, HALF, BH)
-    w2, w3 = w1, w1
-    if W > 2:
-        w2 = tap(taps, i, 2, C, HALF, BH)
-    if W > 3:
-        w3 = tap(taps, i, 3, C, HALF, BH)
-    return w0, w1, w2, w3
-
-
-@triton.jit
 def convolve(
-    xm3, xm2, xm1, x0, x1, x2, x3, o0, o1, o2, o3, taps, i,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, HAS_AGE: tl.constexpr,
+    x, taps, state, old, t, at, i, length,
+    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, STRIDE: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
 ):  # fmt: skip
-    """The sums over taps of half a head in four tiles."""
-    w0, w1, w2, w3 = all_taps(taps, i, C, W, HALF, BH)
-    u0 = weigh(x0, xm1, xm2, xm3, o0, o0, o0, w0, w1, w2, w3, W, HAS_AGE)
-    u1 = weigh(x1, x0, xm1, xm2, o1, o1, o1, w0, w1, w2, w3, W, HAS_AGE)
-    u2 = weigh(x2, x1, x0, xm1, o2, o2, o2, w0, w1, w2, w3, W, HAS_AGE)
-    u3 = weigh(x3, x2, x1, x0, o3, o3, o3, w0, w1, w2, w3, W, HAS_AGE)
-    return u0, u1, u2, u3
-
-
-@triton.jit
-def gather(g, d0, d1, d2, d3, x0, x1, x2, x3):
-    """g and four products: one instruction each, in this order."""
-    g += d0 * x0
-    g += d1 * x1
-    g += d2 * x2
-    g += d3 * x3
-    return g
-
-
-@triton.jit
-def stack(a, b, c, d):
-    """Four tiles one above the other."""
-    rows = tl.permute(tl.join(tl.join(a, c), tl.join(b, d)), [2, 3, 0, 1])
-    return tl.reshape(rows, [4 * a.shape[0], a.shape[1]])
-
-
-@triton.jit
-def unstack(x):
-    """The reverse of `stack`."""
-    R: tl.constexpr = x.shape[0] // 4
-    rows = tl.permute(tl.reshape(x, [2, 2, R, x.shape[1]]), [2, 3, 0, 1])
-    ac, bd = tl.split(rows)
-    a, c = tl.split(ac)
-    b, d = tl.split(bd)
-    return a, b, c, d
+    """The sums over taps of both halves of a head, at positions t."""
+    a, b = input_at(x, state, t, at, i, length, C, W, HALF, BH, HAS_STATE)
+    ua, ub = a * tap(taps, i, 0, C, HALF, BH), b * tap(taps + HALF, i, 0, C, HALF, BH)
+    for lag in tl.static_range(1, W):
+        a, b = input_at(x, state, t - lag, at - lag * STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
+        ua += reach(a, old, lag, HAS_AGE) * tap(taps, i, lag, C, HALF, BH)
+        ub += reach(b, old, lag, HAS_AGE) * tap(taps + HALF, i, lag, C, HALF, BH)
+    return ua, ub
 
 
 @triton.jit
@@ -324,95 +254,65 @@ def heads_tile_kernel(
 ):  # fmt: skip
     """A block of one head: stored as it is, or its features; queries and keys turned as well.
 
-    x's rows lie STRIDE apart: with it known, rows of all tiles are one address and known offsets.
+    x's rows lie STRIDE apart: with it known, rows at all lags are one address and known offsets.
     """
     HALF: tl.constexpr = D // 2
     C: tl.constexpr = (HQ + 2 * HK) * D
-    BR: tl.constexpr = BT // 4
     NARROW: tl.constexpr = x.dtype.element_ty
     pid = tl.program_id(0)
     n = pid % (HQ + 2 * HK)
     block = pid // (HQ + 2 * HK)
     row = (block // blocks).to(tl.int64)
     t0 = block % blocks * BT
-    r = tl.arange(0, BR)[:, None]
+    r = tl.arange(0, BT)[:, None]
     i = tl.arange(0, BH)[None, :]
-    t = t0 + 4 * r
-    i0, i1, i2, i3 = t < length, t + 1 < length, t + 2 < length, t + 3 < length
-    o0, o1 = ages(age, t, length, HAS_AGE), ages(age, t + 1, length, HAS_AGE)
-    o2, o3 = ages(age, t + 2, length, HAS_AGE), ages(age, t + 3, length, HAS_AGE)
+    t = t0 + r
+    inside = t < length
+    old = ages(age, t, length, HAS_AGE)
     xs = x + row * (batch_units * UNIT) + t0.to(tl.int64) * STRIDE + n * D
-    ws = taps + n * D
     past = xs
     if HAS_STATE:
         past = state + row * ((W - 1) * C) + n * D
-    am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
-        xs, past, t, r * (4 * STRIDE) + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
-    )
-    ua0, ua1, ua2, ua3 = convolve(
-        am3, am2, am1, a0, a1, a2, a3, o0, o1, o2, o3, ws, i, C, W, HALF, BH, HAS_AGE
-    )
-    ub0, ub1, ub2, ub3 = convolve(
-        bm3, bm2, bm1, b0, b1, b2, b3, o0, o1, o2, o3, ws + HALF, i, C, W, HALF, BH, HAS_AGE
-    )
+    ua, ub = convolve(
+        xs, taps + n * D, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE,
+        HAS_STATE, HAS_AGE,
+    )  # fmt: skip
     first = row * length + t0
     if n >= HQ + HK:
         out = v + (first * HK + (n - HQ - HK)) * D
-        at = r * (4 * HK * D) + i
-        STEP: tl.constexpr = HK * D
-        store_both(out, at, ua0 * sigmoid(ua0), ub0 * sigmoid(ub0), i0, i, HALF, BH)
-        store_both(out, at + STEP, ua1 * sigmoid(ua1), ub1 * sigmoid(ub1), i1, i, HALF, BH)
-        store_both(out, at + 2 * STEP, ua2 * sigmoid(ua2), ub2 * sigmoid(ub2), i2, i, HALF, BH)
-        store_both(out, at + 3 * STEP, ua3 * sigmoid(ua3), ub3 * sigmoid(ub3), i3, i, HALF, BH)
+        a, b = ua * sigmoid(ua), ub * sigmoid(ub)
+        store_both(out, r * (HK * D) + i, a, b, inside, i, HALF, BH)
     else:
         query = n < HQ
         heads = HQ
         if HQ != HK:
             heads = tl.where(query, HQ, HK)
         h = tl.where(query, n, n - HQ)
-        fa, fb = ua0, ub0
+        fa, fb = ua, ub
         if NORM:
             norm = tl.where(query, q_norm, k_norm)
             fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
             fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
         # turned and mapped from what is stored, so that both parts of a layer see the same head
-        za0, zb0 = head_of(ua0, ub0, fa, fb, i0, eps, D, NORM, NARROW)
-        za1, zb1 = head_of(ua1, ub1, fa, fb, i1, eps, D, NORM, NARROW)
-        za2, zb2 = head_of(ua2, ub2, fa, fb, i2, eps, D, NORM, NARROW)
-        za3, zb3 = head_of(ua3, ub3, fa, fb, i3, eps, D, NORM, NARROW)
+        za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
         base = (first * heads + h) * D
-        wide = heads * D
-        at = r * (4 * wide) + i
+        at = r * (heads * D) + i
         if TURN:
             turned = tl.where(query, q_turned, k_turned) + base
-            place = (row * turn_stride + o0) * HALF + i
-            store_turned(turned, za0, zb0, cos, sin, at, place, i0, i, HALF, BH)
-            place = (row * turn_stride + o1) * HALF + i
-            store_turned(turned, za1, zb1, cos, sin, at + wide, place, i1, i, HALF, BH)
-            place = (row * turn_stride + o2) * HALF + i
-            store_turned(turned, za2, zb2, cos, sin, at + 2 * wide, place, i2, i, HALF, BH)
-            place = (row * turn_stride + o3) * HALF + i
-            store_turned(turned, za3, zb3, cos, sin, at + 3 * wide, place, i3, i, HALF, BH)
+            place = (row * turn_stride + old) * HALF + i
+            store_turned(turned, za, zb, cos, sin, at, place, inside, i, HALF, BH)
         out = tl.where(query, q, k)
         if MAPPED:
             w = tl.where(query, q_map, k_map)
             wa = map_half(w, h, 0, D, M, HALF, BH, BM)
             wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
-            za, zb = stack(za0, za1, za2, za3), stack(zb0, zb1, zb2, zb3)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
             j = tl.arange(0, BM)[None, :]
-            g = tl.arange(0, BT)[:, None]
-            g = g % BR * 4 + g // BR
             out += (first * heads + h) * (2 * M)
-            inside = t0 + g < length
-            store_half(out, g * (heads * 2 * M) + j, p, inside, j, M, BM)
-            store_half(out, g * (heads * 2 * M) + M + j, m, inside, j, M, BM)
+            store_half(out, r * (heads * 2 * M) + j, p, inside, j, M, BM)
+            store_half(out, r * (heads * 2 * M) + M + j, m, inside, j, M, BM)
         else:
-            out += base
-            store_both(out, at, za0, zb0, i0, i, HALF, BH)
-            store_both(out, at + wide, za1, zb1, i1, i, HALF, BH)
-            store_both(out, at + 2 * wide, za2, zb2, i2, i, HALF, BH)
-            store_both(out, at + 3 * wide, za3, zb3, i3, i, HALF, BH)
+            store_both(out + base, at, za, zb, inside, i, HALF, BH)
 
 
 @triton.jit
@@ -436,8 +336,9 @@ def through_head(
 
 @triton.jit
 def came_back(
-    da, db, plain, turned, cos, sin, base, at, place, inside, i, HALF: tl.constexpr, BH: tl.constexpr,
-    TURN: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
+    da, db, plain, turned, cos, sin, base, at, place, inside, i,
+    HALF: tl.constexpr, BH: tl.constexpr, TURN: tl.constexpr, PLAIN: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """The gradient to a head, added: what came back to it, and to the turned head."""
     if PLAIN:
@@ -460,75 +361,30 @@ def came_back(
 
 
 @triton.jit
-def send_back(
-    dx, d0, d1, d2, d3, notes, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
-    k0, k1, k2, k3, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-    BR: tl.constexpr, HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """Half a head of dx from du: a position receives w_j of what its j-th successor has."""
-    below = (r + 1) * BH + i
-    there = r < BR - 1
-    d4 = widen(tl.load(notes + below, mask=there, other=0.0))
-    d5, d6 = d4, d4
-    if W > 2:
-        d5 = widen(tl.load(notes + BR * BH + below, mask=there, other=0.0))
-    if W > 3:
-        d6 = widen(tl.load(notes + 2 * BR * BH + below, mask=there, other=0.0))
-    x0 = weigh(d0, d1, d2, d3, o1, o2, o3, w0, w1, w2, w3, W, HAS_AGE)
-    x1 = weigh(d1, d2, d3, d4, o2, o3, o4, w0, w1, w2, w3, W, HAS_AGE)
-    x2 = weigh(d2, d3, d4, d5, o3, o4, o5, w0, w1, w2, w3, W, HAS_AGE)
-    x3 = weigh(d3, d4, d5, d6, o4, o5, o6, w0, w1, w2, w3, W, HAS_AGE)
-    store_half(dx, at, x0, k0 & there, i, HALF, BH)
-    store_half(dx, at + C, x1, k1 & there, i, HALF, BH)
-    store_half(dx, at + 2 * C, x2, k2 & there, i, HALF, BH)
-    store_half(dx, at + 3 * C, x3, k3 & there, i, HALF, BH)
-
-
-@triton.jit
-def of_own(g):
-    """Column sums without the last row, whose positions another block owns."""
-    r = tl.arange(0, g.shape[0])[:, None]
-    return tl.sum(tl.where(r < g.shape[0] - 1, g, 0.0), axis=0)
-
-
-@triton.jit
-def ask(rows, mask):
-    """Have lines brought near that are loaded later; rows: where each begins, ``[BT, 1]``."""
-    if ON_GPU:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-            "=r,l,r", [rows, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
-def walk_back(
-    x, taps, state, age, norm, cos, sin, w, plain, turned, dx, dtaps, dnorm, dmap, notes,
+def sums_back(
+    x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
     n, h, part, parts, count, blocks, length, batch_units, turn_stride, eps,
     H: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
     MAPPED: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """dx of every parts-th block of a head, and these blocks' share of the other gradients.
+    """du of every parts-th block of a head, and their share of the norm's and map's gradients.
 
     PLAIN: a gradient came back to the head or its features; TURNED: to the turned head, or without
     TURN to the head again.
     """
     HALF: tl.constexpr = D // 2
-    BR: tl.constexpr = BT // 4
-    OWN: tl.constexpr = BT - 4
     NARROW: tl.constexpr = x.dtype.element_ty
-    r = tl.arange(0, BR)[:, None]
+    r = tl.arange(0, BT)[:, None]
     i = tl.arange(0, BH)[None, :]
     j = tl.arange(0, BM)[None, :]
-    # rows of four tiles, one above the other
-    q = tl.arange(0, BT)[:, None]
-    q = q % BR * 4 + q // BR
-    ws = taps + n * D
-    zero = tl.zeros([BR, BH], dtype=tl.float32)
-    ga0, ga1, ga2, ga3, gb0, gb1, gb2, gb3 = zero, zero, zero, zero, zero, zero, zero, zero
+    zero = tl.zeros([BT, BH], dtype=tl.float32)
     na, nb = zero, zero
+    fa, fb = zero, zero
+    if NORM:
+        fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
+        fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
     if MAPPED:
         wa = map_half(w, h, 0, D, M, HALF, BH, BM)
         wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
@@ -537,159 +393,46 @@ def walk_back(
     for step in range(tl.cdiv(count - part, parts)):
         block = part + step * parts
         row = (block // blocks).to(tl.int64)
-        t0 = block % blocks * OWN
+        t0 = block % blocks * BT
         first = row * length + t0
-        t = t0 + 4 * r
-        i0, i1, i2, i3 = t < length, t + 1 < length, t + 2 < length, t + 3 < length
-        o0, o1 = ages(age, t, length, HAS_AGE), ages(age, t + 1, length, HAS_AGE)
-        o2, o3 = ages(age, t + 2, length, HAS_AGE), ages(age, t + 3, length, HAS_AGE)
+        t = t0 + r
+        inside = t < length
+        old = ages(age, t, length, HAS_AGE)
         xs = x + row * (batch_units * UNIT) + t0.to(tl.int64) * STRIDE + n * D
         past = xs
         if HAS_STATE:
             past = state + row * ((W - 1) * C) + n * D
-        at = r * (4 * STRIDE) + i
+        ua, ub = convolve(
+            xs, taps + n * D, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE,
+            HAS_STATE, HAS_AGE,
+        )  # fmt: skip
+        da, db = zero, zero
         if MAPPED and PLAIN:
-            inside = t0 + q < length
             features = plain + (first * H + h) * (2 * M)
-            dp = load_half(features, q * (H * 2 * M) + j, inside, j, M, BM)
-            dm = load_half(features, q * (H * 2 * M) + M + j, inside, j, M, BM)
-            if TURNED:
-                ask(turned + (first * H + h) * D + q * (H * D), inside)
-        am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
-            xs, past, t, at, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
-        )
-        ua0, ua1, ua2, ua3 = convolve(
-            am3, am2, am1, a0, a1, a2, a3, o0, o1, o2, o3, ws, i, C, W, HALF, BH, HAS_AGE
-        )
-        ub0, ub1, ub2, ub3 = convolve(
-            bm3, bm2, bm1, b0, b1, b2, b3, o0, o1, o2, o3, ws + HALF, i, C, W, HALF, BH, HAS_AGE
-        )
-        fa, fb = zero, zero
-        if NORM:
-            fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
-            fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
-        da0, da1, da2, da3, db0, db1, db2, db3 = zero, zero, zero, zero, zero, zero, zero, zero
-        if MAPPED and PLAIN:
-            za0, zb0 = head_of(ua0, ub0, fa, fb, i0, eps, D, NORM, NARROW)
-            za1, zb1 = head_of(ua1, ub1, fa, fb, i1, eps, D, NORM, NARROW)
-            za2, zb2 = head_of(ua2, ub2, fa, fb, i2, eps, D, NORM, NARROW)
-            za3, zb3 = head_of(ua3, ub3, fa, fb, i3, eps, D, NORM, NARROW)
-            za, zb = stack(za0, za1, za2, za3), stack(zb0, zb1, zb2, zb3)
+            dp = load_half(features, r * (H * 2 * M) + j, inside, j, M, BM)
+            dm = load_half(features, r * (H * 2 * M) + M + j, inside, j, M, BM)
+            za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
             fence_loads(step)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
             dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
             dl -= m * (dm - tl.sum(m * dm, axis=1)[:, None])
-            none = tl.zeros([BT, BH], dtype=tl.float32)
-            da0, da1, da2, da3 = unstack(plain_product(dl, tl.trans(wa), none, NARROW))
-            db0, db1, db2, db3 = unstack(plain_product(dl, tl.trans(wb), none, NARROW))
-            dl = tl.where(q < OWN, dl, 0.0)
+            da = plain_product(dl, tl.trans(wa), zero, NARROW)
+            db = plain_product(dl, tl.trans(wb), zero, NARROW)
             ma = plain_product(tl.trans(za), dl, ma, NARROW)
             mb = plain_product(tl.trans(zb), dl, mb, NARROW)
         base = (first * H + h) * D
-        at = r * (4 * H * D) + i
-        place = (row * turn_stride + o0) * HALF + i
-        da0, db0 = came_back(
-            da0, db0, plain, turned, cos, sin, base, at, place, i0, i, HALF, BH, TURN,
-            PLAIN and not MAPPED, TURNED,
-        )  # fmt: skip
-        da0, db0, na, nb = through_head(
-            ua0, ub0, da0, db0, fa, fb, na, nb, i0, eps, D, NORM
-        )  # fmt: skip
-        place = (row * turn_stride + o1) * HALF + i
-        da1, db1 = came_back(
-            da1, db1, plain, turned, cos, sin, base, at + H * D, place, i1, i, HALF, BH,
+        place = (row * turn_stride + old) * HALF + i
+        da, db = came_back(
+            da, db, plain, turned, cos, sin, base, r * (H * D) + i, place, inside, i, HALF, BH,
             TURN, PLAIN and not MAPPED, TURNED,
         )  # fmt: skip
-        da1, db1, na, nb = through_head(
-            ua1, ub1, da1, db1, fa, fb, na, nb, i1, eps, D, NORM
-        )  # fmt: skip
-        place = (row * turn_stride + o2) * HALF + i
-        da2, db2 = came_back(
-            da2, db2, plain, turned, cos, sin, base, at + 2 * H * D, place, i2, i, HALF, BH,
-            TURN, PLAIN and not MAPPED, TURNED,
-        )  # fmt: skip
-        da2, db2, na, nb = through_head(
-            ua2, ub2, da2, db2, fa, fb, na, nb, i2, eps, D, NORM
-        )  # fmt: skip
-        place = (row * turn_stride + o3) * HALF + i
-        da3, db3 = came_back(
-            da3, db3, plain, turned, cos, sin, base, at + 3 * H * D, place, i3, i, HALF, BH,
-            TURN, PLAIN and not MAPPED, TURNED,
-        )  # fmt: skip
-        da3, db3, na, nb = through_head(
-            ua3, ub3, da3, db3, fa, fb, na, nb, i3, eps, D, NORM
-        )  # fmt: skip
-        # two places in turn, so that no thread writes what another has yet to read
-        mine = notes + (step % 2) * (6 * BR * BH)
-        tl.store(mine + r * BH + i, da0.to(NARROW))
-        tl.store(mine + (3 * BR + r) * BH + i, db0.to(NARROW))
-        if W > 2:
-            tl.store(mine + (BR + r) * BH + i, da1.to(NARROW))
-            tl.store(mine + (4 * BR + r) * BH + i, db1.to(NARROW))
-        if W > 3:
-            tl.store(mine + (2 * BR + r) * BH + i, da2.to(NARROW))
-            tl.store(mine + (5 * BR + r) * BH + i, db2.to(NARROW))
-        tl.debug_barrier()
-        o4, o5, o6 = o0, o0, o0
-        if HAS_AGE:
-            o4, o5 = ages(age, t + 4, length, True), ages(age, t + 5, length, True)
-            o6 = ages(age, t + 6, length, True)
-        at = r * (4 * C) + i
-        to = dx + first * C + n * D
-        w0, w1, w2, w3 = all_taps(ws, i, C, W, HALF, BH)
-        send_back(
-            to, da0, da1, da2, da3, mine, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
-            i0, i1, i2, i3, C, W, HALF, BH, BR, HAS_AGE,
-        )  # fmt: skip
-        w0, w1, w2, w3 = all_taps(ws + HALF, i, C, W, HALF, BH)
-        send_back(
-            to + HALF, db0, db1, db2, db3, mine + 3 * BR * BH, o0, o1, o2, o3, o4, o5, o6, at,
-            r, i, w0, w1, w2, w3, i0, i1, i2, i3, C, W, HALF, BH, BR, HAS_AGE,
-        )  # fmt: skip
-        if MAPPED:
-            # once more, from the cache: kept since above, they would leave no registers for the map
-            am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
-                xs, past, t, r * (4 * STRIDE) + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
-            )
-        ga0 = gather(ga0, da0, da1, da2, da3, a0, a1, a2, a3)
-        gb0 = gather(gb0, db0, db1, db2, db3, b0, b1, b2, b3)
-        da0, db0 = reach(da0, o0, 1, HAS_AGE), reach(db0, o0, 1, HAS_AGE)
-        da1, db1 = reach(da1, o1, 1, HAS_AGE), reach(db1, o1, 1, HAS_AGE)
-        da2, db2 = reach(da2, o2, 1, HAS_AGE), reach(db2, o2, 1, HAS_AGE)
-        da3, db3 = reach(da3, o3, 1, HAS_AGE), reach(db3, o3, 1, HAS_AGE)
-        ga1 = gather(ga1, da0, da1, da2, da3, am1, a0, a1, a2)
-        gb1 = gather(gb1, db0, db1, db2, db3, bm1, b0, b1, b2)
-        if W > 2:
-            da0, db0 = reach(da0, o0, 2, HAS_AGE), reach(db0, o0, 2, HAS_AGE)
-            da1, db1 = reach(da1, o1, 2, HAS_AGE), reach(db1, o1, 2, HAS_AGE)
-            da2, db2 = reach(da2, o2, 2, HAS_AGE), reach(db2, o2, 2, HAS_AGE)
-            da3, db3 = reach(da3, o3, 2, HAS_AGE), reach(db3, o3, 2, HAS_AGE)
-            ga2 = gather(ga2, da0, da1, da2, da3, am2, am1, a0, a1)
-            gb2 = gather(gb2, db0, db1, db2, db3, bm2, bm1, b0, b1)
-        if W > 3:
-            da0, db0 = reach(da0, o0, 3, HAS_AGE), reach(db0, o0, 3, HAS_AGE)
-            da1, db1 = reach(da1, o1, 3, HAS_AGE), reach(db1, o1, 3, HAS_AGE)
-            da2, db2 = reach(da2, o2, 3, HAS_AGE), reach(db2, o2, 3, HAS_AGE)
-            da3, db3 = reach(da3, o3, 3, HAS_AGE), reach(db3, o3, 3, HAS_AGE)
-            ga3 = gather(ga3, da0, da1, da2, da3, am3, am2, am1, a0)
-            gb3 = gather(gb3, db0, db1, db2, db3, bm3, bm2, bm1, b0)
+        da, db, na, nb = through_head(ua, ub, da, db, fa, fb, na, nb, inside, eps, D, NORM)
+        store_both(du + first * C + n * D, r * C + i, da, db, inside, i, HALF, BH)
     col = tl.arange(0, BH)
-    real = col < HALF
-    mine = dtaps + (part * C + n * D + col) * W
-    tl.store(mine, of_own(ga0), mask=real)
-    tl.store(mine + HALF * W, of_own(gb0), mask=real)
-    tl.store(mine + 1, of_own(ga1), mask=real)
-    tl.store(mine + HALF * W + 1, of_own(gb1), mask=real)
-    if W > 2:
-        tl.store(mine + 2, of_own(ga2), mask=real)
-        tl.store(mine + HALF * W + 2, of_own(gb2), mask=real)
-    if W > 3:
-        tl.store(mine + 3, of_own(ga3), mask=real)
-        tl.store(mine + HALF * W + 3, of_own(gb3), mask=real)
     if NORM:
-        own_norm = dnorm + (part * H + h) * D + col
-        tl.store(own_norm, of_own(na), mask=real)
-        tl.store(own_norm + HALF, of_own(nb), mask=real)
+        own = dnorm + (part * H + h) * D + col
+        tl.store(own, tl.sum(na, axis=0), mask=col < HALF)
+        tl.store(own + HALF, tl.sum(nb, axis=0), mask=col < HALF)
     if MAPPED:
         k = tl.arange(0, BH)[:, None]
         own_map = dmap + ((part * H + h) * D + k) * M + j
@@ -700,10 +443,9 @@ def walk_back(
 @triton.jit(
     do_not_specialize=["parts", "count", "blocks", "length", "batch_units", "turn_stride"]
 )  # fmt: skip
-def heads_gradient_kernel(
+def sums_gradient_kernel(
     x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map,
-    dq, dk, dv, dq_turned, dk_turned, dv_again,
-    dx, dtaps, dq_norm, dk_norm, dq_map, dk_map, notes,
+    dq, dk, dv, dq_turned, dk_turned, dv_again, du, dq_norm, dk_norm, dq_map, dk_map,
     parts, count, blocks, length, batch_units, turn_stride, eps,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
@@ -717,7 +459,6 @@ def heads_gradient_kernel(
     pid = tl.program_id(0)
     n = pid % (HQ + 2 * HK)
     part = pid // (HQ + 2 * HK)
-    place = notes + pid.to(tl.int64) * (3 * BT * BH)
     query = n < HQ
     norm, w, plain, turned, dnorm, dmap, dv0, dv1 = x, x, x, x, x, x, x, x
     if NORM:
@@ -733,33 +474,111 @@ def heads_gradient_kernel(
     if dv_again is not None:
         dv1 = dv_again
     if n >= HQ + HK:
-        walk_back(
-            x, taps, state, age, x, x, x, x, dv0, dv1, dx, dtaps, x, x, place,
+        sums_back(
+            x, taps, state, age, x, x, x, x, dv0, dv1, du, x, x,
             n, n - HQ - HK, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, False, False, False,
             dv is not None, dv_again is not None,
         )  # fmt: skip
     elif HQ == HK:
-        walk_back(
-            x, taps, state, age, norm, cos, sin, w, plain, turned, dx, dtaps, dnorm, dmap, place,
+        sums_back(
+            x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
             n, n % HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, MAPPED,
             PLAIN, TURNED,
         )  # fmt: skip
     elif query:
-        walk_back(
-            x, taps, state, age, norm, cos, sin, x, plain, turned, dx, dtaps, dnorm, x, place,
+        sums_back(
+            x, taps, state, age, norm, cos, sin, x, plain, turned, du, dnorm, x,
             n, n, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,
         )  # fmt: skip
     else:
-        walk_back(
-            x, taps, state, age, norm, cos, sin, x, plain, turned, dx, dtaps, dnorm, x, place,
+        sums_back(
+            x, taps, state, age, norm, cos, sin, x, plain, turned, du, dnorm, x,
             n, n - HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,
         )  # fmt: skip
+
+
+@triton.jit
+def load_later(
+    du, age, t, at, c, length, lag: tl.constexpr, C: tl.constexpr, HAS_AGE: tl.constexpr
+):
+    """du ``lag`` positions later, where that still reaches back to position t; float32."""
+    mask = (t + lag >= 0) & (t + lag < length) & (c < C)
+    value = widen(tl.load(du + at + lag * C, mask=mask, other=0.0))
+    if HAS_AGE:
+        value = reach(value, ages(age, t + lag, length, True), lag, True)
+    return value
+
+
+@triton.jit(do_not_specialize=["parts", "count", "blocks", "length", "batch_units"])
+def taps_gradient_kernel(
+    x, taps, state, age, du, dx, dtaps, parts, count, blocks, length, batch_units,
+    C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STRIDE: tl.constexpr,
+    UNIT: tl.constexpr, HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
+):  # fmt: skip
+    """dx and a share of dw ``[C, W]`` from du, for BC channels of every parts-th block.
+
+    Rows of the state are positions before the first: they have a share in dw, and no dx.
+    """
+    COLUMNS: tl.constexpr = (C + BC - 1) // BC
+    LEAD: tl.constexpr = W - 1 if HAS_STATE else 0
+    pid = tl.program_id(0)
+    c = pid % COLUMNS * BC + tl.arange(0, BC)[None, :]
+    part = pid // COLUMNS
+    r = tl.arange(0, BT)[:, None]
+    real = c < C
+    w0 = tl.load(taps + c, mask=real, other=0.0)
+    w1 = tl.load(taps + C + c, mask=real, other=0.0)
+    w2, w3 = w1, w1
+    if W > 2:
+        w2 = tl.load(taps + 2 * C + c, mask=real, other=0.0)
+    if W > 3:
+        w3 = tl.load(taps + 3 * C + c, mask=real, other=0.0)
+    zero = tl.zeros([BT, BC], dtype=tl.float32)
+    g0, g1, g2, g3 = zero, zero, zero, zero
+    for step in range(tl.cdiv(count - part, parts)):
+        block = part + step * parts
+        row = (block // blocks).to(tl.int64)
+        t = block % blocks * BT - LEAD + r
+        here = (t >= 0) & (t < length) & real
+        own = widen(
+            tl.load(
+                x + row * (batch_units * UNIT) + t.to(tl.int64) * STRIDE + c, mask=here, other=0.0
+            )
+        )
+        if HAS_STATE:
+            before = (t < 0) & real
+            own += widen(
+                tl.load(state + (row * (W - 1) + t + (W - 1)) * C + c, mask=before, other=0.0)
+            )
+        at = (row * length + t) * C + c
+        d0 = load_later(du, age, t, at, c, length, 0, C, HAS_AGE)
+        d1 = load_later(du, age, t, at, c, length, 1, C, HAS_AGE)
+        value = d0 * w0 + d1 * w1
+        g0 += d0 * own
+        g1 += d1 * own
+        if W > 2:
+            d2 = load_later(du, age, t, at, c, length, 2, C, HAS_AGE)
+            value += d2 * w2
+            g2 += d2 * own
+        if W > 3:
+            d3 = load_later(du, age, t, at, c, length, 3, C, HAS_AGE)
+            value += d3 * w3
+            g3 += d3 * own
+        tl.store(dx + at, value.to(dx.dtype.element_ty), mask=here)
+    col = pid % COLUMNS * BC + tl.arange(0, BC)
+    mine = dtaps + (part.to(tl.int64) * C + col) * W
+    tl.store(mine, tl.sum(g0, axis=0), mask=col < C)
+    tl.store(mine + 1, tl.sum(g1, axis=0), mask=col < C)
+    if W > 2:
+        tl.store(mine + 2, tl.sum(g2, axis=0), mask=col < C)
+    if W > 3:
+        tl.store(mine + 3, tl.sum(g3, axis=0), mask=col < C)
 
 
 class Inputs(NamedTuple):
@@ -794,10 +613,13 @@ class Inputs(NamedTuple):
 def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
     """What kernels are compiled for."""
     x, dim = inputs.x, inputs.dim
+    # a single row lies nowhere in particular
+    stride = x.stride(1) if x.shape[1] > 1 else x.shape[2]
     return {
         "HQ": inputs.num_heads, "HK": inputs.num_key_value_heads, "D": dim,
         "BH": power_of_two(dim // 2), "M": inputs.features, "BM": power_of_two(inputs.features),
-        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": x.stride(1), "UNIT": gcd(8, x.stride(0)),
+        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": stride,
+        "UNIT": gcd(8, x.stride(0)),
         "HAS_STATE": inputs.state is not None, "HAS_AGE": inputs.age is not None,
         "NORM": inputs.q_norm is not None, "TURN": inputs.cos is not None,
         "MAPPED": inputs.q_map is not None,
@@ -819,7 +641,7 @@ def _turn_stride(inputs: Inputs) -> int:
 def _rows(inputs: Inputs) -> Inputs:
     """Dense channels; rows and sequences of x may lie apart."""
     x = inputs.x if inputs.x.stride(-1) == 1 else inputs.x.contiguous()
-    return Inputs(x, *(dense(t) for t in inputs[1:10]), *inputs[10:])  # type: ignore[arg-type, call-arg]
+    return Inputs._make((x, *(dense(t) for t in inputs[1:10]), *inputs[10:]))
 
 
 def _taps(weight: Tensor) -> Tensor:
@@ -845,13 +667,12 @@ def _forward(inputs: Inputs) -> Tensors:
     constants = _constants(inputs, FORWARD)
     blocks = -(-length // constants["BT"])
     outputs = _shapes(inputs)
-    with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
-        taps = _taps(inputs.weight)
-        launch(
-            heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
-            *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks,
-            _turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
-        )  # fmt: skip
+    taps = _taps(inputs.weight)
+    launch(
+        heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
+        *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks, _turn_stride(inputs),
+        inputs.eps, tile=_tile(inputs, FORWARD), **constants,
+    )  # fmt: skip
     v = outputs[2]
     again = v.view_as(v) if inputs.twice and v is not None else None
     return *outputs[:5], again, taps
@@ -873,34 +694,54 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     dim, heads, kv_heads = inputs.dim, inputs.num_heads, inputs.num_key_value_heads
     constants = _constants(inputs, BACKWARD)
     tile = _tile(inputs, BACKWARD)
-    blocks = -(-length // (tile.columns - 4))
-    count = batch * blocks
-    parts = min(count, max(1, PROGRAMS // (channels // dim)))
+    blocks = -(-length // tile.columns)
+    parts = min(batch * blocks, max(1, PROGRAMS // (channels // dim)))
     like: Any = _shapes(inputs) if any(g is None for g in grads[:5]) else grads
     dq, dk = _pair(grads[0], grads[1], like[:2])
     dq_turned, dk_turned = _pair(grads[3], grads[4], like[3:5])
     wide: dict[str, Any] = {"dtype": torch.float32}
-    dx = x.new_empty(x.shape)
-    sums: list[Tensor | None] = [x.new_empty(parts, channels, weight.shape[1], **wide)]
-    for n, norm in ((heads, inputs.q_norm), (kv_heads, inputs.k_norm)):
-        sums.append(None if norm is None else x.new_empty(parts * n, dim, **wide))
-    for w in (inputs.q_map, inputs.k_map):
-        sums.append(None if w is None else x.new_empty(parts, *w.shape, **wide))
-    notes = x.new_empty(parts * (channels // dim), 3, tile.columns, constants["BH"])
-    with torch.cuda.device_of(x):
-        taps = kept[0] if kept else _taps(weight)
-        launch(
-            heads_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
-            dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), dx, *sums, notes, parts, count,
-            blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs), inputs.eps,
-            tile=tile, **constants,
-        )  # fmt: skip
-        given = (weight, inputs.q_norm, inputs.k_norm, inputs.q_map, inputs.k_map)
-        found = [
-            None if partial is None or w is None else fold(partial, w.dtype)
-            for partial, w in zip(sums, given, strict=True)
-        ]
+    norms = ((heads, inputs.q_norm), (kv_heads, inputs.k_norm))
+    maps = (inputs.q_map, inputs.k_map)
+    sums = [None if w is None else x.new_empty(parts * n, dim, **wide) for n, w in norms]
+    sums += [None if w is None else x.new_empty(parts, *w.shape, **wide) for w in maps]
+    du = x.new_empty(x.shape)
+    taps = kept[0] if kept else _taps(weight)
+    assert taps is not None
+    launch(
+        sums_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
+        dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), du, *sums, parts,
+        batch * blocks, blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs),
+        inputs.eps, tile=tile, **constants,
+    )  # fmt: skip
+    dx, dtaps = _through_taps(inputs, constants, taps, du)
+    found = [
+        None if partial is None or w is None else fold(partial, w.dtype)
+        for partial, w in zip(
+            (dtaps, *sums), (weight, inputs.q_norm, inputs.k_norm, *maps), strict=True
+        )
+    ]
     return dx, *found
+
+
+def _through_taps(
+    inputs: Inputs, constants: dict[str, Any], taps: Tensor, du: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dx, and parts of dweight `[parts, C, W]`."""
+    x, size = inputs.x, inputs.weight.shape[1]
+    batch, length, channels = x.shape
+    tile = TAPS
+    columns = -(-channels // WIDE)
+    blocks = -(-(length + (size - 1) * (inputs.state is not None)) // tile.columns)
+    parts = min(batch * blocks, max(1, PROGRAMS_OF_TAPS // columns))
+    dx = torch.empty_like(du)
+    dtaps = x.new_empty(parts, channels, size, dtype=torch.float32)
+    names = ("W", "STRIDE", "UNIT", "HAS_STATE", "HAS_AGE")
+    launch(
+        taps_gradient_kernel, parts * columns, x, taps, inputs.state, inputs.age, du, dx, dtaps,
+        parts, batch * blocks, blocks, length, x.stride(0) // constants["UNIT"],
+        C=channels, BT=tile.columns, BC=WIDE, tile=tile, **{n: constants[n] for n in names},
+    )  # fmt: skip
+    return dx, dtaps
 
 
 _heads = custom_op(
