@@ -8,7 +8,7 @@ first, then keys, then values, a row every ``stride`` numbers. The backward walk
 computes the forward again.
 """
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -260,12 +260,16 @@ def heads_step(inputs: Inputs) -> Some:
 def turn_table(positions: int | Tensor, dim: int, base: float, device: torch.device) -> Any:
     """cos and sin `[count, D / 2]` for RoPE at the given positions, or at 0 .. positions - 1."""
     if isinstance(positions, int):
-        return _first_angles(positions, dim, float(base), device)
+        cos, sin = _first_angles(power_of_two(positions), dim, float(base), device)
+        return cos[:positions], sin[:positions]
     return angles(positions, dim, float(base))
 
 
-@lru_cache(maxsize=8)
+@cache
 def _first_angles(length: int, dim: int, base: float, device: torch.device) -> Any:
-    """Shared by all layers of a model."""
+    """Shared by all layers of a model, and never let go: recorded launches read it where it lies.
+
+    Lengths are powers of two, so that all tables together are no more than twice the longest.
+    """
     with torch.inference_mode(False):
         return angles(torch.arange(length, device=device), dim, base)
