@@ -14,7 +14,7 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
-__all__ = ["Gates", "RetentionMemory", "Routing", "widen"]
+__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "widen"]
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
 EPS_SIGNED = 1e-6
@@ -171,6 +171,14 @@ class RetentionMemory(Memory):
         return output.unsqueeze(1)
 
 
+class GateProjection(nn.Linear):
+    """A linear layer of few outputs, which quantisers leave as it is.
+
+    They take what is of type `nn.Linear` itself. A gate is too narrow for their blocks, holds next
+    to none of a model's weights, and decides how long everything else is kept.
+    """
+
+
 class Gates(nn.Module):
     """What a token says about its own writing and reading.
 
@@ -193,10 +201,10 @@ class Gates(nn.Module):
         size, heads = settings.hidden_size, settings.num_attention_heads
         self.num_heads = heads
         self.num_scales = num_scales
-        self.write = nn.Linear(size, heads) if settings.write_gate else None
+        self.write = GateProjection(size, heads) if settings.write_gate else None
         # One scale leaves nothing to weigh.
         weighs = settings.read_weights and num_scales > 1
-        self.read = nn.Linear(size, heads * num_scales) if weighs else None
+        self.read = GateProjection(size, heads * num_scales) if weighs else None
         for projection in (self.write, self.read):
             if projection is not None:
                 nn.init.normal_(projection.weight, std=0.02)
