@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.settings import LayerSettings
-from vort.ops.feature_maps import FeatureMap, feature_map
+from vort.ops.feature_maps import FeatureMap, HedgehogFeatures, feature_map
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
@@ -65,6 +65,18 @@ class RetentionMemory(Memory):
         """What the normaliser has added: next to nothing, where features cannot cancel."""
         return DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
 
+    @property
+    def maps(self) -> tuple[Tensor, Tensor] | None:
+        """Of a learned map with weights for each head, unless someone watches it; see `Memory`."""
+        query, key = self.query_map, self.key_map
+        if type(query) is not HedgehogFeatures or type(key) is not HedgehogFeatures:
+            return None
+        watched = any(_hooked(module) for module in (self, query, key))
+        # Keys that heads share are repeated before they are mapped; a forward of one's own maps.
+        alone = self.num_key_value_heads == self.num_heads == key.num_heads
+        known = type(self).forward is RetentionMemory.forward and alone and not watched
+        return (query.weight, key.weight) if known else None
+
     @abstractmethod
     def route(self, inputs: MemoryInputs) -> Routing:
         """Who writes and reads how much of each scale."""
@@ -74,6 +86,12 @@ class RetentionMemory(Memory):
     ) -> MemoryOutput:
         """What each position retrieves; see `Memory`."""
         routing = self.route(inputs)
+        inputs = inputs if inputs.mapped else self._map(inputs)
+        output, after = self._retrieve(inputs, routing, state, output_state)
+        return MemoryOutput(output, after, routing.order)
+
+    def _map(self, inputs: MemoryInputs) -> MemoryInputs:
+        """The same with features of queries and keys, these and values for every head."""
         if self.query_map is None:
             # One map for all heads: keys that heads share are mapped once.
             inputs = replace(inputs, k=self.key_map(inputs.k)).with_all_heads()
@@ -83,9 +101,7 @@ class RetentionMemory(Memory):
         query_map = self.key_map if self.query_map is None else self.query_map
         normalized = self.normalizer != "none"
         q = query_map.map_query(inputs.q) if normalized else query_map(inputs.q)
-        inputs = replace(inputs, q=q)
-        output, after = self._retrieve(inputs, routing, state, output_state)
-        return MemoryOutput(output, after, routing.order)
+        return replace(inputs, q=q)
 
     def state_size(self, length: int = 0) -> int:
         """S matrices of features times values for each head, and what the normaliser needs."""
@@ -209,6 +225,13 @@ def _feature_map(settings: LayerSettings) -> FeatureMap:
         num_features = settings.num_features or head_dim
         return feature_map("hedgehog", head_dim, num_features, num_heads=heads)
     return feature_map(settings.feature_map, head_dim, settings.num_features)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether someone wants to see a module called, or has put something in its weight's place."""
+    hooks: list[Any] = [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
+    weight = getattr(module, "weight", None)
+    return any(hooks) or (weight is not None and type(weight) is not nn.Parameter)
 
 
 def _only_where(real: Tensor, after: State | None, before: State | None) -> State | None:
