@@ -10,8 +10,10 @@ The backward computes all that again. With u the convolution's sum and du its gr
 
     dx_t = sum_j w_j du_{t+j},     dw_j = sum_t du_t x_{t-j},
 
-and rows of du are moved by products with matrices of zeros and ones, since a tile's rows are spread
-over threads. A block of BT rows owns the first BT - W + 1, whose successors it has.
+and a block of BT positions owns the first BT - 4, whose successors it has. It is held as four tiles
+of every fourth position: most neighbours in time are then two tiles' numbers in one thread, and
+what is left of du passes from thread to thread by way of ``notes`` in memory, so near that it does
+not leave the cache.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op, traced
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import ON_GPU, fence_loads, fold, uniform
+from vort.ops.gpu.parts import ON_GPU, fence_loads, fold
 
 __all__ = ["Inputs", "heads_again", "heads_fused"]
 
@@ -34,24 +36,36 @@ FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 
 BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
 # Programs that share the blocks of a backward: each leaves sums of its own.
 PROGRAMS = 1536
-NOTED = True
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def sigmoid(u):
-    """1 / (1 + exp(-u)): two instructions of the special unit, with no care for tiny numbers."""
-    e = u * -LOG2E
+def power(e):
+    """2 to the e: one instruction of the special unit, with no care for tiny numbers."""
     if ON_GPU:
         e = tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [e], dtype=tl.float32, is_pure=True, pack=1
         )
-        s = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + e], dtype=tl.float32, is_pure=True, pack=1
+    else:
+        e = tl.exp2(e)
+    return e
+
+
+@triton.jit
+def reciprocal(x):
+    """Likewise of the inverse."""
+    if ON_GPU:
+        x = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        s = 1.0 / (1.0 + tl.exp2(e))
-    return s
+        x = 1.0 / x
+    return x
+
+
+@triton.jit
+def sigmoid(u):
+    return reciprocal(1.0 + power(u * -LOG2E))
 
 
 @triton.jit
@@ -133,16 +147,6 @@ def scale_of(a, b, inside, eps, D: tl.constexpr):
 
 
 @triton.jit
-def ask(rows, mask):
-    """Have lines brought near that are loaded later; rows: where each begins, ``[BT, 1]``."""
-    if ON_GPU:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-            "=r,l,r", [rows, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
 def ages(age, t, length, HAS_AGE: tl.constexpr):
     """Positions since a sequence began, of a block."""
     old = t
@@ -185,13 +189,13 @@ def softmaxes(logits, M: tl.constexpr, BM: tl.constexpr):
         real = (tl.arange(0, BM) < M)[None, :]
         high = tl.where(real, scaled, float("-inf"))
         low = tl.where(real, scaled, float("inf"))
-        p = tl.exp2(high - tl.max(high, axis=1)[:, None])
-        n = tl.exp2(tl.min(low, axis=1)[:, None] - low)
+        p = power(high - tl.max(high, axis=1)[:, None])
+        n = power(tl.min(low, axis=1)[:, None] - low)
     else:
-        p = tl.exp2(scaled - tl.max(scaled, axis=1)[:, None])
-        n = tl.exp2(tl.min(scaled, axis=1)[:, None] - scaled)
-    p *= (1.0 / tl.sum(p, axis=1))[:, None]
-    n *= (1.0 / tl.sum(n, axis=1))[:, None]
+        p = power(scaled - tl.max(scaled, axis=1)[:, None])
+        n = power(tl.min(scaled, axis=1)[:, None] - scaled)
+    p *= reciprocal(tl.sum(p, axis=1))[:, None]
+    n *= reciprocal(tl.sum(n, axis=1))[:, None]
     return p, n
 
 
@@ -205,40 +209,18 @@ def plain_product(a, b, acc, NARROW: tl.constexpr):
     return acc
 
 
-@triton.jit
-def set_apart(x, mask):
-    """x where the mask of its rows holds, by a detour that keeps a product's layout to itself.
-
-    The compiler gives whatever meets a product the layout of its result, which suits no load.
-    """
-    R: tl.constexpr = x.shape[0]
-    N: tl.constexpr = x.shape[1]
-    apart = tl.reshape(x, [R, 2, N // 2])
-    return tl.reshape(tl.where(mask[:, :, None], apart, 0.0), [R, N])
-
-
-@triton.jit
-def moved(S, b, acc, NARROW: tl.constexpr):
-    """``acc + S b`` for a matrix of zeros and ones: exact but for b's rounding to NARROW."""
-    if tl.float32 == NARROW:
-        acc = tl.dot(S.to(tl.float32), b, acc, input_precision="tf32x3")
-    else:
-        acc = tl.dot(S.to(NARROW), b.to(NARROW), acc)
-    return acc
-
-
-@triton.jit(do_not_specialize=["length", "units", "batch_units", "blocks", "turn_stride"])  # fmt: skip
+@triton.jit(do_not_specialize=["length", "batch_units", "blocks", "turn_stride"])  # fmt: skip
 def heads_tile_kernel(
     x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map, q, k, v, q_turned, k_turned,
-    length, units, batch_units, blocks, turn_stride, eps,
+    length, batch_units, blocks, turn_stride, eps,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
-    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, VEC: tl.constexpr,
+    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
     MAPPED: tl.constexpr,
 ):  # fmt: skip
     """A block of one head: stored as it is, or its features; queries and keys turned as well.
 
-    x's strides come in units of VEC numbers, which tells how wide it may be read.
+    x's rows lie STRIDE apart: with it known, rows of a tile are one address and known offsets.
     """
     HALF: tl.constexpr = D // 2
     C: tl.constexpr = (HQ + 2 * HK) * D
@@ -252,14 +234,13 @@ def heads_tile_kernel(
     t = t0 + r
     inside = t < length
     old = ages(age, t, length, HAS_AGE)
-    stride = units * VEC
-    xs = x + row * (batch_units * VEC) + t0.to(tl.int64) * stride + n * D
+    xs = x + row * (batch_units * UNIT) + t0.to(tl.int64) * STRIDE + n * D
     ws = taps + n * D
     past = xs
     if HAS_STATE:
         past = state + row * ((W - 1) * C) + n * D
     ua, ub = convolve_both(
-        xs, ws, past, old, t, r, i, length, stride, C, W, HALF, BH, HAS_STATE, HAS_AGE
+        xs, ws, past, old, t, r, i, length, STRIDE, C, W, HALF, BH, HAS_STATE, HAS_AGE
     )
     ya = ua * sigmoid(ua)
     yb = ub * sigmoid(ub)
@@ -306,93 +287,265 @@ def heads_tile_kernel(
 
 
 @triton.jit
-def send_back(
-    dx, du, taps, old, r, i, own, lagged,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, BT: tl.constexpr,
-    HAS_AGE: tl.constexpr, NARROW: tl.constexpr,
-):  # fmt: skip
-    """Half a head of dx from du: position t receives w_j of what its j-th successor has."""
-    to = tl.arange(0, BT)[:, None]
-    of = tl.arange(0, BT)[None, :]
-    acc = tl.zeros([BT, BH], dtype=tl.float32)
-    for lag in tl.static_range(W):
-        sent = du * tap(taps, i, lag, C, HALF, BH)
-        if HAS_AGE:
-            sent = tl.where(old >= lag, sent, 0.0)
-        acc = moved(of == to + lag, sent, acc, NARROW)
-    store_half(dx, r * lagged + i, acc, own, i, HALF, BH)
+def widen(x):
+    """To float32; of two bfloat16 numbers that share a register, each is one instruction away."""
+    if x.dtype == tl.bfloat16:
+        if ON_GPU:
+            x = tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
+                dtype=tl.float32, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            x = x.to(tl.float32)
+    return x
 
 
 @triton.jit
-def send_back_by_notes(
-    dx, du, notes, note_stride, taps, age, t, r, i, length, own, lagged,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, BT: tl.constexpr,
-    HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """Half a head of dx from du: position t receives w_j of what its j-th successor has."""
-    acc = du * tap(taps, i, 0, C, HALF, BH)
-    for lag in tl.static_range(1, W):
-        there = own
-        if HAS_AGE:
-            there = own & (ages(age, t + lag, length, True) >= lag)
-        sent = tl.load(notes + (r + lag) * note_stride + i, mask=there, other=0.0).to(tl.float32)
-        acc += sent * tap(taps, i, lag, C, HALF, BH)
-    store_half(dx, r * lagged + i, acc, own, i, HALF, BH)
+def load_wide(ptr, at, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
+    if BH > HALF:
+        mask = mask & (i < HALF)
+    return widen(tl.load(ptr + at, mask=mask, other=0.0))
 
 
 @triton.jit
-def shorten(g, ROWS: tl.constexpr):
-    """Sums ``[ROWS, BH]`` of a tile's rows that are ROWS apart: a thread has them all."""
-    BT: tl.constexpr = g.shape[0]
-    if BT > ROWS:
-        g = tl.sum(tl.reshape(g, [BT // ROWS, ROWS, g.shape[1]]), axis=0)
+def load_both(ptr, at, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
+    """Both halves of a head."""
+    return load_wide(ptr, at, mask, i, HALF, BH), load_wide(ptr, at + HALF, mask, i, HALF, BH)
+
+
+@triton.jit
+def store_both(ptr, at, a, b, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
+    store_half(ptr, at, a, mask, i, HALF, BH)
+    store_half(ptr, at + HALF, b, mask, i, HALF, BH)
+
+
+@triton.jit
+def input_at(
+    x, state, t, at, i, length, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr,
+    BH: tl.constexpr, HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """A head's inputs at positions t, float32; before the first, those of the state."""
+    a, b = load_both(x, at, (t >= 0) & (t < length), i, HALF, BH)
+    if HAS_STATE:
+        before = (t < 0) & (t > -W)
+        sa, sb = load_both(state, (t + (W - 1)) * C + i, before, i, HALF, BH)
+        a, b = a + sa, b + sb
+    return a, b
+
+
+@triton.jit
+def inputs_around(
+    x, state, t, at, i, length, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr,
+    BH: tl.constexpr, STRIDE: tl.constexpr, HAS_STATE: tl.constexpr,
+):  # fmt: skip
+    """A head's inputs at every fourth position, from 3 before to 3 after it, float32."""
+    a0, b0 = input_at(x, state, t, at, i, length, C, W, HALF, BH, HAS_STATE)
+    am1, bm1 = input_at(x, state, t - 1, at - STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
+    am2, bm2, am3, bm3 = am1, bm1, am1, bm1
+    if W > 2:
+        am2, bm2 = input_at(
+            x, state, t - 2, at - 2 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE
+        )
+    if W > 3:
+        am3, bm3 = input_at(
+            x, state, t - 3, at - 3 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE
+        )
+    a1, b1 = input_at(x, state, t + 1, at + STRIDE, i, length, C, W, HALF, BH, False)
+    a2, b2 = input_at(x, state, t + 2, at + 2 * STRIDE, i, length, C, W, HALF, BH, False)
+    a3, b3 = input_at(x, state, t + 3, at + 3 * STRIDE, i, length, C, W, HALF, BH, False)
+    return am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3
+
+
+@triton.jit
+def reach(x, old, lag: tl.constexpr, HAS_AGE: tl.constexpr):
+    """x where a position is at least ``lag`` after the first of its sequence, zero elsewhere."""
+    if HAS_AGE:
+        x = tl.where(old >= lag, x, 0.0)
+    return x
+
+
+@triton.jit
+def weigh(
+    x0, x1, x2, x3, o1, o2, o3, w0, w1, w2, w3, W: tl.constexpr, HAS_AGE: tl.constexpr
+):  # fmt: skip
+    """The sum over taps; o: ages of the positions whose reach decides."""
+    u = x0 * w0 + reach(x1, o1, 1, HAS_AGE) * w1
+    if W > 2:
+        u += reach(x2, o2, 2, HAS_AGE) * w2
+    if W > 3:
+        u += reach(x3, o3, 3, HAS_AGE) * w3
+    return u
+
+
+@triton.jit
+def gather(g, d0, d1, d2, d3, x0, x1, x2, x3):
+    """g and four products: one instruction each, in this order."""
+    g += d0 * x0
+    g += d1 * x1
+    g += d2 * x2
+    g += d3 * x3
     return g
 
 
 @triton.jit
-def share(
-    du, x, state, old, t, r, i, end, stride, lag: tl.constexpr,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, ROWS: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
+def stack(a, b, c, d):
+    """Four tiles one above the other."""
+    rows = tl.permute(tl.join(tl.join(a, c), tl.join(b, d)), [2, 3, 0, 1])
+    return tl.reshape(rows, [4 * a.shape[0], a.shape[1]])
+
+
+@triton.jit
+def unstack(x):
+    """The reverse of `stack`."""
+    R: tl.constexpr = x.shape[0] // 4
+    rows = tl.permute(tl.reshape(x, [2, 2, R, x.shape[1]]), [2, 3, 0, 1])
+    ac, bd = tl.split(rows)
+    a, c = tl.split(ac)
+    b, d = tl.split(bd)
+    return a, b, c, d
+
+
+@triton.jit
+def activate(ua, ub):
+    return ua * sigmoid(ua), ub * sigmoid(ub)
+
+
+@triton.jit
+def head_of(ua, ub, fa, fb, inside, eps, D: tl.constexpr, NORM: tl.constexpr, NARROW: tl.constexpr):
+    """A head as it is stored, from the convolution's sum."""
+    a, b = activate(ua, ub)
+    if NORM:
+        scale = scale_of(a, b, inside, eps, D)
+        a, b = a * (scale * fa), b * (scale * fb)
+    return a.to(NARROW), b.to(NARROW)
+
+
+@triton.jit
+def through_head(
+    ua, ub, da, db, fa, fb, na, nb, inside, eps, D: tl.constexpr, NORM: tl.constexpr
 ):  # fmt: skip
-    """A block's share of the gradient to a tap, ``[ROWS, BH]``."""
-    return shorten(
-        du * earlier(x, state, old, t, r, i, end, stride, lag, C, W, HALF, BH, HAS_STATE, HAS_AGE),
-        ROWS,
-    )
+    """The gradient to the convolution's sum from that to the head; and to the norm, added."""
+    sa, sb = sigmoid(ua), sigmoid(ub)
+    a, b = ua * sa, ub * sb
+    slope_a, slope_b = sa + a * (1.0 - sa), sb + b * (1.0 - sb)
+    if NORM:
+        scale = scale_of(a, b, inside, eps, D)
+        a, b = a * scale, b * scale
+        na += da * a
+        nb += db * b
+        da, db = da * fa, db * fb
+        along = tl.sum(da * a + db * b, axis=1)[:, None] * (1.0 / D)
+        da, db = scale * (da - along * a), scale * (db - along * b)
+    return da * slope_a, db * slope_b, na, nb
+
+
+@triton.jit
+def came_back(
+    da, db, plain, turned, cos, sin, base, at, place, inside, i, HALF: tl.constexpr, BH: tl.constexpr,
+    TURN: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """The gradient to a head, added: what came back to it, and to the turned head."""
+    if PLAIN:
+        a, b = load_both(plain + base, at, inside, i, HALF, BH)
+        da += a
+        db += b
+    if TURNED:
+        a, b = load_both(turned + base, at, inside, i, HALF, BH)
+        if TURN:
+            c = load_half(cos, place, inside, i, HALF, BH)
+            s = load_half(sin, place, inside, i, HALF, BH)
+            da += a * c
+            da += b * s
+            db += b * c
+            db -= a * s
+        else:
+            da += a
+            db += b
+    return da, db
+
+
+@triton.jit
+def send_back(
+    dx, d0, d1, d2, d3, notes, taps, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
+    k0, k1, k2, k3, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
+    BR: tl.constexpr, HAS_AGE: tl.constexpr,
+):  # fmt: skip
+    """Half a head of dx from du: a position receives w_j of what its j-th successor has."""
+    below = (r + 1) * BH + i
+    there = r < BR - 1
+    d4 = widen(tl.load(notes + below, mask=there, other=0.0))
+    d5, d6 = d4, d4
+    if W > 2:
+        d5 = widen(tl.load(notes + BR * BH + below, mask=there, other=0.0))
+    if W > 3:
+        d6 = widen(tl.load(notes + 2 * BR * BH + below, mask=there, other=0.0))
+    x0 = weigh(d0, d1, d2, d3, o1, o2, o3, w0, w1, w2, w3, W, HAS_AGE)
+    x1 = weigh(d1, d2, d3, d4, o2, o3, o4, w0, w1, w2, w3, W, HAS_AGE)
+    x2 = weigh(d2, d3, d4, d5, o3, o4, o5, w0, w1, w2, w3, W, HAS_AGE)
+    x3 = weigh(d3, d4, d5, d6, o4, o5, o6, w0, w1, w2, w3, W, HAS_AGE)
+    store_half(dx, at, x0, k0 & there, i, HALF, BH)
+    store_half(dx, at + C, x1, k1 & there, i, HALF, BH)
+    store_half(dx, at + 2 * C, x2, k2 & there, i, HALF, BH)
+    store_half(dx, at + 3 * C, x3, k3 & there, i, HALF, BH)
+
+
+@triton.jit
+def all_taps(taps, i, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr):
+    """The taps of half a head, ``[1, BH]`` each."""
+    w0, w1 = tap(taps, i, 0, C, HALF, BH), tap(taps, i, 1, C, HALF, BH)
+    w2, w3 = w1, w1
+    if W > 2:
+        w2 = tap(taps, i, 2, C, HALF, BH)
+    if W > 3:
+        w3 = tap(taps, i, 3, C, HALF, BH)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def of_own(g):
+    """Column sums without the last row, whose positions another block owns."""
+    r = tl.arange(0, g.shape[0])[:, None]
+    return tl.sum(tl.where(r < g.shape[0] - 1, g, 0.0), axis=0)
+
+
+@triton.jit
+def ask(rows, mask):
+    """Have lines brought near that are loaded later; rows: where each begins, ``[BT, 1]``."""
+    if ON_GPU:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+            "=r,l,r", [rows, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
 def walk_back(
     x, taps, state, age, norm, cos, sin, w, plain, turned, dx, dtaps, dnorm, dmap, notes,
-    n, h, heads, head_units, part, parts, count, blocks, length, units, batch_units, dx_units,
-    note_units, map_units, turn_stride, eps,
-    C: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr, BM: tl.constexpr,
-    W: tl.constexpr, BT: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,
+    n, h, part, parts, count, blocks, length, batch_units, turn_stride, eps,
+    H: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
+    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
-    MAPPED: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr, NOTED: tl.constexpr,
+    MAPPED: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """dx of every parts-th block of a head, and these blocks' share of the other gradients.
 
     PLAIN: a gradient came back to the head or its features; TURNED: to the turned head, or without
-    TURN to the head again.
+    TURN to the head again. Of tiles 0 to 3, tile p has positions p, 4 + p, 8 + p, .. of a block.
     """
     HALF: tl.constexpr = D // 2
-    OWN: tl.constexpr = BT - W + 1
+    BR: tl.constexpr = BT // 4
+    OWN: tl.constexpr = BT - 4
     NARROW: tl.constexpr = x.dtype.element_ty
-    r = tl.arange(0, BT)[:, None]
+    r = tl.arange(0, BR)[:, None]
     i = tl.arange(0, BH)[None, :]
     j = tl.arange(0, BM)[None, :]
-    stride = units * VEC
-    width = head_units * VEC
-    note_stride = note_units * VEC
-    ws = taps + n * D
-    # the same number, but the compiler does not know: what is loaded twice shall be loaded twice
-    again = uniform(length)
-    zero = tl.zeros([BT, BH], dtype=tl.float32)
-    short = tl.zeros([ROWS, BH], dtype=tl.float32)
-    ga0, ga1, ga2, ga3, gb0, gb1, gb2, gb3 = short, short, short, short, short, short, short, short
-    na, nb = short, short
+    # rows of four tiles, one above the other
+    q = tl.arange(0, BT)[:, None]
+    q = q % BR * 4 + q // BR
+    wa0 = taps + n * D
+    zero = tl.zeros([BR, BH], dtype=tl.float32)
+    ga0, ga1, ga2, ga3, gb0, gb1, gb2, gb3 = zero, zero, zero, zero, zero, zero, zero, zero
+    na, nb = zero, zero
     if MAPPED:
         wa = map_half(w, h, 0, D, M, HALF, BH, BM)
         wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
@@ -402,317 +555,231 @@ def walk_back(
         block = part + step * parts
         row = (block // blocks).to(tl.int64)
         t0 = block % blocks * OWN
-        t = t0 + r
-        inside = t < length
-        own = inside & (r < OWN)
         first = row * length + t0
-        old = ages(age, t, length, HAS_AGE)
-        xs = x + row * (batch_units * VEC) + t0.to(tl.int64) * stride + n * D
+        t = t0 + 4 * r
+        i0, i1, i2, i3 = t < length, t + 1 < length, t + 2 < length, t + 3 < length
+        o0, o1 = ages(age, t, length, HAS_AGE), ages(age, t + 1, length, HAS_AGE)
+        o2, o3 = ages(age, t + 2, length, HAS_AGE), ages(age, t + 3, length, HAS_AGE)
+        xs = x + row * (batch_units * UNIT) + t0.to(tl.int64) * STRIDE + n * D
         past = xs
         if HAS_STATE:
             past = state + row * ((W - 1) * C) + n * D
-        at = r * width + i
-        base = first * width + h * D
-        da, db = zero, zero
+        at = r * (4 * STRIDE) + i
+        if MAPPED and PLAIN:
+            inside = t0 + q < length
+            features = plain + (first * H + h) * (2 * M)
+            dp = load_half(features, q * (H * 2 * M) + j, inside, j, M, BM)
+            dm = load_half(features, q * (H * 2 * M) + M + j, inside, j, M, BM)
+            if TURNED:
+                ask(turned + (first * H + h) * D + q * (H * D), inside)
+        am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
+            xs, past, t, at, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
+        )
+        w0, w1, w2, w3 = all_taps(wa0, i, C, W, HALF, BH)
+        ua0 = weigh(a0, am1, am2, am3, o0, o0, o0, w0, w1, w2, w3, W, HAS_AGE)
+        ua1 = weigh(a1, a0, am1, am2, o1, o1, o1, w0, w1, w2, w3, W, HAS_AGE)
+        ua2 = weigh(a2, a1, a0, am1, o2, o2, o2, w0, w1, w2, w3, W, HAS_AGE)
+        ua3 = weigh(a3, a2, a1, a0, o3, o3, o3, w0, w1, w2, w3, W, HAS_AGE)
+        w0, w1, w2, w3 = all_taps(wa0 + HALF, i, C, W, HALF, BH)
+        ub0 = weigh(b0, bm1, bm2, bm3, o0, o0, o0, w0, w1, w2, w3, W, HAS_AGE)
+        ub1 = weigh(b1, b0, bm1, bm2, o1, o1, o1, w0, w1, w2, w3, W, HAS_AGE)
+        ub2 = weigh(b2, b1, b0, bm1, o2, o2, o2, w0, w1, w2, w3, W, HAS_AGE)
+        ub3 = weigh(b3, b2, b1, b0, o3, o3, o3, w0, w1, w2, w3, W, HAS_AGE)
+        fa, fb = w0, w0
         if NORM:
             fa = load_half(norm, i, i < HALF, i, HALF, BH)
             fb = load_half(norm, i + HALF, i < HALF, i, HALF, BH)
+        da0, da1, da2, da3, db0, db1, db2, db3 = zero, zero, zero, zero, zero, zero, zero, zero
         if MAPPED and PLAIN:
-            features = plain + first * (map_units * VEC) + h * (2 * M)
-            wide = r * (map_units * VEC) + j
-            dp = load_half(features, wide, inside, j, M, BM)
-            dm = load_half(features, wide + M, inside, j, M, BM)
-            za, zb = convolve_both(
-                xs, ws, past, old, t, r, i, length, stride, C, W, HALF, BH, HAS_STATE, HAS_AGE
-            )
-            za, zb = za * sigmoid(za), zb * sigmoid(zb)
-            if TURNED:
-                ask(turned + base + r * width, inside)
-            if NORM:
-                scale = scale_of(za, zb, inside, eps, D)
-                za, zb = za * (scale * fa), zb * (scale * fb)
-            za, zb = za.to(NARROW), zb.to(NARROW)
+            za0, zb0 = head_of(ua0, ub0, fa, fb, i0, eps, D, NORM, NARROW)
+            za1, zb1 = head_of(ua1, ub1, fa, fb, i1, eps, D, NORM, NARROW)
+            za2, zb2 = head_of(ua2, ub2, fa, fb, i2, eps, D, NORM, NARROW)
+            za3, zb3 = head_of(ua3, ub3, fa, fb, i3, eps, D, NORM, NARROW)
+            za, zb = stack(za0, za1, za2, za3), stack(zb0, zb1, zb2, zb3)
             fence_loads(step)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
             dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
             dl -= m * (dm - tl.sum(m * dm, axis=1)[:, None])
             none = tl.zeros([BT, BH], dtype=tl.float32)
-            da = set_apart(plain_product(dl, tl.trans(wa), none, NARROW), inside)
-            db = set_apart(plain_product(dl, tl.trans(wb), none, NARROW), inside)
-            dl = tl.where(own, dl, 0.0)
+            da0, da1, da2, da3 = unstack(plain_product(dl, tl.trans(wa), none, NARROW))
+            db0, db1, db2, db3 = unstack(plain_product(dl, tl.trans(wb), none, NARROW))
+            dl = tl.where(q < OWN, dl, 0.0)
             ma = plain_product(tl.trans(za), dl, ma, NARROW)
             mb = plain_product(tl.trans(zb), dl, mb, NARROW)
-        elif PLAIN:
-            da = load_half(plain + base, at, inside, i, HALF, BH)
-            db = load_half(plain + base, at + HALF, inside, i, HALF, BH)
-        if TURNED:
-            ta = load_half(turned + base, at, inside, i, HALF, BH)
-            tb = load_half(turned + base, at + HALF, inside, i, HALF, BH)
-            if TURN:
-                place = (row * turn_stride + old) * HALF + i
-                c = load_half(cos, place, inside, i, HALF, BH)
-                s = load_half(sin, place, inside, i, HALF, BH)
-                da += ta * c + tb * s
-                db += tb * c - ta * s
-            else:
-                da += ta
-                db += tb
-        # for a map all this was there before: kept, it would leave no registers
-        ua, ub = convolve_both(
-            xs, ws, past, old, t, r, i, again, stride, C, W, HALF, BH, HAS_STATE, HAS_AGE
-        )
-        sa, sb = sigmoid(ua), sigmoid(ub)
-        ya, yb = ua * sa, ub * sb
-        # of silu
-        slope_a = sa + ya * (1.0 - sa)
-        slope_b = sb + yb * (1.0 - sb)
-        if NORM:
-            if not (MAPPED and PLAIN):
-                scale = scale_of(ya, yb, inside, eps, D)
-            ya *= scale
-            yb *= scale
-        if NORM:
-            na += shorten(tl.where(own, da * ya, 0.0), ROWS)
-            nb += shorten(tl.where(own, db * yb, 0.0), ROWS)
-            da *= fa
-            db *= fb
-            along = (tl.sum(da * ya, axis=1) + tl.sum(db * yb, axis=1))[:, None] / D
-            da = scale * (da - along * ya)
-            db = scale * (db - along * yb)
-        da *= slope_a
-        db *= slope_b
-        to = dx + first * C + n * D
-        if NOTED:
-            # two places in turn, so that no thread writes what another has yet to read
-            mine = notes + (step % 2) * (2 * BT * BH)
-            tl.store(mine + r * note_stride + i, da.to(NARROW))
-            tl.store(mine + BT * BH + r * note_stride + i, db.to(NARROW))
-            tl.debug_barrier()
-            send_back_by_notes(
-                to,
-                da,
-                mine,
-                note_stride,
-                ws,
-                age,
-                t,
-                r,
-                i,
-                length,
-                own,
-                dx_units * VEC,
-                C,
-                W,
-                HALF,
-                BH,
-                BT,
-                HAS_AGE,
-            )
-            send_back_by_notes(
-                to + HALF,
-                db,
-                mine + BT * BH,
-                note_stride,
-                ws + HALF,
-                age,
-                t,
-                r,
-                i,
-                length,
-                own,
-                dx_units * VEC,
-                C,
-                W,
-                HALF,
-                BH,
-                BT,
-                HAS_AGE,
-            )
-        else:
-            send_back(
-                to, da, ws, old, r, i, own, dx_units * VEC, C, W, HALF, BH, BT, HAS_AGE, NARROW
-            )
-            send_back(
-                to + HALF,
-                db,
-                ws + HALF,
-                old,
-                r,
-                i,
-                own,
-                dx_units * VEC,
-                C,
-                W,
-                HALF,
-                BH,
-                BT,
-                HAS_AGE,
-                NARROW,
-            )
-        # x once more, from the cache: kept in registers it would leave room for nothing else
-        end = tl.minimum(length, t0 + OWN)
-        ga0 += share(
-            da, xs, past, old, t, r, i, end, stride, 0, C, W, HALF, BH, ROWS, HAS_STATE, HAS_AGE
-        )
-        gb0 += share(
-            db,
-            xs + HALF,
-            past + HALF,
-            old,
-            t,
-            r,
-            i,
-            end,
-            stride,
-            0,
-            C,
-            W,
-            HALF,
-            BH,
-            ROWS,
-            HAS_STATE,
-            HAS_AGE,
-        )
-        ga1 += share(
-            da, xs, past, old, t, r, i, end, stride, 1, C, W, HALF, BH, ROWS, HAS_STATE, HAS_AGE
-        )
-        gb1 += share(
-            db,
-            xs + HALF,
-            past + HALF,
-            old,
-            t,
-            r,
-            i,
-            end,
-            stride,
-            1,
-            C,
-            W,
-            HALF,
-            BH,
-            ROWS,
-            HAS_STATE,
-            HAS_AGE,
-        )
+        base = (first * H + h) * D
+        at = r * (4 * H * D) + i
+        place = (row * turn_stride + o0) * HALF + i
+        da0, db0 = came_back(
+            da0, db0, plain, turned, cos, sin, base, at, place, i0, i, HALF, BH, TURN,
+            PLAIN and not MAPPED, TURNED,
+        )  # fmt: skip
+        da0, db0, na, nb = through_head(
+            ua0, ub0, da0, db0, fa, fb, na, nb, i0, eps, D, NORM
+        )  # fmt: skip
+        place = (row * turn_stride + o1) * HALF + i
+        da1, db1 = came_back(
+            da1, db1, plain, turned, cos, sin, base, at + H * D, place, i1, i, HALF, BH,
+            TURN, PLAIN and not MAPPED, TURNED,
+        )  # fmt: skip
+        da1, db1, na, nb = through_head(
+            ua1, ub1, da1, db1, fa, fb, na, nb, i1, eps, D, NORM
+        )  # fmt: skip
+        place = (row * turn_stride + o2) * HALF + i
+        da2, db2 = came_back(
+            da2, db2, plain, turned, cos, sin, base, at + 2 * H * D, place, i2, i, HALF, BH,
+            TURN, PLAIN and not MAPPED, TURNED,
+        )  # fmt: skip
+        da2, db2, na, nb = through_head(
+            ua2, ub2, da2, db2, fa, fb, na, nb, i2, eps, D, NORM
+        )  # fmt: skip
+        place = (row * turn_stride + o3) * HALF + i
+        da3, db3 = came_back(
+            da3, db3, plain, turned, cos, sin, base, at + 3 * H * D, place, i3, i, HALF, BH,
+            TURN, PLAIN and not MAPPED, TURNED,
+        )  # fmt: skip
+        da3, db3, na, nb = through_head(
+            ua3, ub3, da3, db3, fa, fb, na, nb, i3, eps, D, NORM
+        )  # fmt: skip
+        # two places in turn, so that no thread writes what another has yet to read
+        mine = notes + (step % 2) * (6 * BR * BH)
+        tl.store(mine + r * BH + i, da0.to(NARROW))
+        tl.store(mine + (3 * BR + r) * BH + i, db0.to(NARROW))
         if W > 2:
-            ga2 += share(
-                da, xs, past, old, t, r, i, end, stride, 2, C, W, HALF, BH, ROWS, HAS_STATE, HAS_AGE
-            )
-            gb2 += share(
-                db,
-                xs + HALF,
-                past + HALF,
-                old,
-                t,
-                r,
-                i,
-                end,
-                stride,
-                2,
-                C,
-                W,
-                HALF,
-                BH,
-                ROWS,
-                HAS_STATE,
-                HAS_AGE,
-            )
+            tl.store(mine + (BR + r) * BH + i, da1.to(NARROW))
+            tl.store(mine + (4 * BR + r) * BH + i, db1.to(NARROW))
         if W > 3:
-            ga3 += share(
-                da, xs, past, old, t, r, i, end, stride, 3, C, W, HALF, BH, ROWS, HAS_STATE, HAS_AGE
+            tl.store(mine + (2 * BR + r) * BH + i, da2.to(NARROW))
+            tl.store(mine + (5 * BR + r) * BH + i, db2.to(NARROW))
+        tl.debug_barrier()
+        o4, o5, o6 = o0, o0, o0
+        if HAS_AGE:
+            o4, o5 = ages(age, t + 4, length, True), ages(age, t + 5, length, True)
+            o6 = ages(age, t + 6, length, True)
+        at = r * (4 * C) + i
+        to = dx + first * C + n * D
+        w0, w1, w2, w3 = all_taps(wa0, i, C, W, HALF, BH)
+        send_back(
+            to, da0, da1, da2, da3, mine, wa0, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
+            i0, i1, i2, i3, C, W, HALF, BH, BR, HAS_AGE,
+        )  # fmt: skip
+        w0, w1, w2, w3 = all_taps(wa0 + HALF, i, C, W, HALF, BH)
+        send_back(
+            to + HALF, db0, db1, db2, db3, mine + 3 * BR * BH, wa0, o0, o1, o2, o3, o4, o5, o6, at,
+            r, i, w0, w1, w2, w3, i0, i1, i2, i3, C, W, HALF, BH, BR, HAS_AGE,
+        )  # fmt: skip
+        if MAPPED:
+            # once more, from the cache: kept since above, they would leave no registers for the map
+            am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
+                xs, past, t, r * (4 * STRIDE) + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
             )
-            gb3 += share(
-                db,
-                xs + HALF,
-                past + HALF,
-                old,
-                t,
-                r,
-                i,
-                end,
-                stride,
-                3,
-                C,
-                W,
-                HALF,
-                BH,
-                ROWS,
-                HAS_STATE,
-                HAS_AGE,
-            )
+        ga0 = gather(ga0, da0, da1, da2, da3, a0, a1, a2, a3)
+        gb0 = gather(gb0, db0, db1, db2, db3, b0, b1, b2, b3)
+        da0, db0 = reach(da0, o0, 1, HAS_AGE), reach(db0, o0, 1, HAS_AGE)
+        da1, db1 = reach(da1, o1, 1, HAS_AGE), reach(db1, o1, 1, HAS_AGE)
+        da2, db2 = reach(da2, o2, 1, HAS_AGE), reach(db2, o2, 1, HAS_AGE)
+        da3, db3 = reach(da3, o3, 1, HAS_AGE), reach(db3, o3, 1, HAS_AGE)
+        ga1 = gather(ga1, da0, da1, da2, da3, am1, a0, a1, a2)
+        gb1 = gather(gb1, db0, db1, db2, db3, bm1, b0, b1, b2)
+        if W > 2:
+            da0, db0 = reach(da0, o0, 2, HAS_AGE), reach(db0, o0, 2, HAS_AGE)
+            da1, db1 = reach(da1, o1, 2, HAS_AGE), reach(db1, o1, 2, HAS_AGE)
+            da2, db2 = reach(da2, o2, 2, HAS_AGE), reach(db2, o2, 2, HAS_AGE)
+            da3, db3 = reach(da3, o3, 2, HAS_AGE), reach(db3, o3, 2, HAS_AGE)
+            ga2 = gather(ga2, da0, da1, da2, da3, am2, am1, a0, a1)
+            gb2 = gather(gb2, db0, db1, db2, db3, bm2, bm1, b0, b1)
+        if W > 3:
+            da0, db0 = reach(da0, o0, 3, HAS_AGE), reach(db0, o0, 3, HAS_AGE)
+            da1, db1 = reach(da1, o1, 3, HAS_AGE), reach(db1, o1, 3, HAS_AGE)
+            da2, db2 = reach(da2, o2, 3, HAS_AGE), reach(db2, o2, 3, HAS_AGE)
+            da3, db3 = reach(da3, o3, 3, HAS_AGE), reach(db3, o3, 3, HAS_AGE)
+            ga3 = gather(ga3, da0, da1, da2, da3, am3, am2, am1, a0)
+            gb3 = gather(gb3, db0, db1, db2, db3, bm3, bm2, bm1, b0)
     col = tl.arange(0, BH)
     real = col < HALF
     mine = dtaps + (part * C + n * D + col) * W
-    tl.store(mine, tl.sum(ga0, axis=0), mask=real)
-    tl.store(mine + HALF * W, tl.sum(gb0, axis=0), mask=real)
-    tl.store(mine + 1, tl.sum(ga1, axis=0), mask=real)
-    tl.store(mine + HALF * W + 1, tl.sum(gb1, axis=0), mask=real)
+    tl.store(mine, of_own(ga0), mask=real)
+    tl.store(mine + HALF * W, of_own(gb0), mask=real)
+    tl.store(mine + 1, of_own(ga1), mask=real)
+    tl.store(mine + HALF * W + 1, of_own(gb1), mask=real)
     if W > 2:
-        tl.store(mine + 2, tl.sum(ga2, axis=0), mask=real)
-        tl.store(mine + HALF * W + 2, tl.sum(gb2, axis=0), mask=real)
+        tl.store(mine + 2, of_own(ga2), mask=real)
+        tl.store(mine + HALF * W + 2, of_own(gb2), mask=real)
     if W > 3:
-        tl.store(mine + 3, tl.sum(ga3, axis=0), mask=real)
-        tl.store(mine + HALF * W + 3, tl.sum(gb3, axis=0), mask=real)
+        tl.store(mine + 3, of_own(ga3), mask=real)
+        tl.store(mine + HALF * W + 3, of_own(gb3), mask=real)
     if NORM:
-        own_norm = dnorm + (part * heads + h) * D + col
-        tl.store(own_norm, tl.sum(na, axis=0), mask=real)
-        tl.store(own_norm + HALF, tl.sum(nb, axis=0), mask=real)
+        own_norm = dnorm + (part * H + h) * D + col
+        tl.store(own_norm, of_own(na), mask=real)
+        tl.store(own_norm + HALF, of_own(nb), mask=real)
     if MAPPED:
         k = tl.arange(0, BH)[:, None]
-        own_map = dmap + ((part * heads + h) * D + k) * M + j
+        own_map = dmap + ((part * H + h) * D + k) * M + j
         tl.store(own_map, ma, mask=(k < HALF) & (j < M))
         tl.store(own_map + HALF * M, mb, mask=(k < HALF) & (j < M))
 
 
 @triton.jit(
-    do_not_specialize=[
-        "parts", "count", "blocks", "length", "units", "batch_units", "dx_units", "q_units",
-        "k_units", "note_units", "map_units", "turn_stride",
-    ]
+    do_not_specialize=["parts", "count", "blocks", "length", "batch_units", "turn_stride"]
 )  # fmt: skip
 def heads_gradient_kernel(
     x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map,
     dq, dk, dv, dq_turned, dk_turned, dv_again,
     dx, dtaps, dq_norm, dk_norm, dq_map, dk_map, notes,
-    parts, count, blocks, length, units, batch_units, dx_units, q_units, k_units, note_units, map_units, turn_stride, eps,
+    parts, count, blocks, length, batch_units, turn_stride, eps,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
-    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,
+    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
-    MAPPED: tl.constexpr, NOTED: tl.constexpr,
+    MAPPED: tl.constexpr,
 ):  # fmt: skip
     """Blocks ``part, part + parts, ..`` of ``count`` for one head; ``blocks`` lie in a row of x."""
     C: tl.constexpr = (HQ + 2 * HK) * D
+    PLAIN: tl.constexpr = dq is not None
+    TURNED: tl.constexpr = dq_turned is not None
     pid = tl.program_id(0)
     n = pid % (HQ + 2 * HK)
     part = pid // (HQ + 2 * HK)
-    place = x
-    if NOTED:
-        place = notes + pid.to(tl.int64) * (4 * BT * BH)
+    place = notes + pid.to(tl.int64) * (3 * BT * BH)
+    query = n < HQ
+    norm, w, plain, turned, dnorm, dmap, dv0, dv1 = x, x, x, x, x, x, x, x
+    if NORM:
+        norm, dnorm = tl.where(query, q_norm, k_norm), tl.where(query, dq_norm, dk_norm)
+    if MAPPED:
+        w, dmap = tl.where(query, q_map, k_map), tl.where(query, dq_map, dk_map)
+    if PLAIN:
+        plain = tl.where(query, dq, dk)
+    if TURNED:
+        turned = tl.where(query, dq_turned, dk_turned)
+    if dv is not None:
+        dv0 = dv
+    if dv_again is not None:
+        dv1 = dv_again
     if n >= HQ + HK:
         walk_back(
-            x, taps, state, age, x, x, x, x, dv, dv_again, dx, dtaps, x, x, place,
-            n, n - HQ - HK, HK, k_units, part, parts, count, blocks, length, units, batch_units,
-            dx_units, note_units, map_units, turn_stride, eps, C, D, BH, M, BM, W, BT, VEC, ROWS,
-            HAS_STATE, HAS_AGE, False, False, False, dv is not None, dv_again is not None, NOTED,
+            x, taps, state, age, x, x, x, x, dv0, dv1, dx, dtaps, x, x, place,
+            n, n - HQ - HK, part, parts, count, blocks, length, batch_units, turn_stride, eps,
+            HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, False, False, False,
+            dv is not None, dv_again is not None,
         )  # fmt: skip
-    else:
-        query = n < HQ
-        norm, w, plain, turned, dnorm, dmap = x, x, x, x, x, x
-        if NORM:
-            norm, dnorm = tl.where(query, q_norm, k_norm), tl.where(query, dq_norm, dk_norm)
-        if MAPPED:
-            w, dmap = tl.where(query, q_map, k_map), tl.where(query, dq_map, dk_map)
-        if dq is not None:
-            plain = tl.where(query, dq, dk)
-        if dq_turned is not None:
-            turned = tl.where(query, dq_turned, dk_turned)
+    elif HQ == HK:
         walk_back(
             x, taps, state, age, norm, cos, sin, w, plain, turned, dx, dtaps, dnorm, dmap, place,
-            n, tl.where(query, n, n - HQ), tl.where(query, HQ, HK),
-            tl.where(query, q_units, k_units), part, parts, count, blocks, length, units,
-            batch_units, dx_units, note_units, map_units, turn_stride, eps, C, D, BH, M, BM, W, BT, VEC, ROWS,
-            HAS_STATE, HAS_AGE, NORM, TURN, MAPPED, dq is not None, dq_turned is not None, NOTED,
+            n, n % HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
+            HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, MAPPED,
+            PLAIN, TURNED,
+        )  # fmt: skip
+    elif query:
+        walk_back(
+            x, taps, state, age, norm, cos, sin, x, plain, turned, dx, dtaps, dnorm, x, place,
+            n, n, part, parts, count, blocks, length, batch_units, turn_stride, eps,
+            HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, False,
+            PLAIN, TURNED,
+        )  # fmt: skip
+    else:
+        walk_back(
+            x, taps, state, age, norm, cos, sin, x, plain, turned, dx, dtaps, dnorm, x, place,
+            n, n - HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
+            HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, False,
+            PLAIN, TURNED,
         )  # fmt: skip
 
 
@@ -745,14 +812,13 @@ class Inputs(NamedTuple):
         return self.dim // 2 if self.q_map is None else self.q_map.shape[2]
 
 
-def _constants(inputs: Inputs, tiles: dict[int, Any], widest: int) -> dict[str, Any]:
+def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
     """What kernels are compiled for."""
     x, dim = inputs.x, inputs.dim
-    unit = gcd(widest, dim // 2, inputs.features, x.stride(0), x.stride(1))
     return {
         "HQ": inputs.num_heads, "HK": inputs.num_key_value_heads, "D": dim,
         "BH": power_of_two(dim // 2), "M": inputs.features, "BM": power_of_two(inputs.features),
-        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "VEC": unit,
+        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": x.stride(1), "UNIT": gcd(8, x.stride(0)),
         "HAS_STATE": inputs.state is not None, "HAS_AGE": inputs.age is not None,
         "NORM": inputs.q_norm is not None, "TURN": inputs.cos is not None,
         "MAPPED": inputs.q_map is not None,
@@ -797,14 +863,14 @@ def _forward(inputs: Inputs) -> Tensors:
     inputs = _rows(inputs)
     x = inputs.x
     batch, length = x.shape[:2]
-    constants = _constants(inputs, FORWARD, 8)
-    blocks, unit = -(-length // constants["BT"]), constants["VEC"]
+    constants = _constants(inputs, FORWARD)
+    blocks = -(-length // constants["BT"])
     outputs = _shapes(inputs)
     with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
         taps = _taps(inputs.weight)
         launch(
             heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
-            *outputs[:5], length, x.stride(1) // unit, x.stride(0) // unit, blocks,
+            *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks,
             _turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
         )  # fmt: skip
     v = outputs[2]
@@ -826,11 +892,9 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     x, weight = inputs.x, inputs.weight
     batch, length, channels = x.shape
     dim, heads, kv_heads = inputs.dim, inputs.num_heads, inputs.num_key_value_heads
-    constants = _constants(inputs, BACKWARD, 4)
-    unit, own = constants["VEC"], constants["BT"] - weight.shape[1] + 1
+    constants = _constants(inputs, BACKWARD)
     tile = _tile(inputs, BACKWARD)
-    rows = min(tile.columns, max(1, tile.warps * 32 * unit // constants["BH"]))
-    blocks = -(-length // own)
+    blocks = -(-length // (tile.columns - 4))
     count = batch * blocks
     parts = min(count, max(1, PROGRAMS // (channels // dim)))
     like: Any = _shapes(inputs) if any(g is None for g in grads[:5]) else grads
@@ -843,18 +907,14 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         sums.append(None if norm is None else x.new_empty(parts * n, dim, **wide))
     for w in (inputs.q_map, inputs.k_map):
         sums.append(None if w is None else x.new_empty(parts, *w.shape, **wide))
-    notes = (
-        x.new_empty(parts * (channels // dim), 4, tile.columns, constants["BH"]) if NOTED else None
-    )
+    notes = x.new_empty(parts * (channels // dim), 3, tile.columns, constants["BH"])
     with torch.cuda.device_of(x):
         taps = kept[0] if kept else _taps(weight)
         launch(
             heads_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
-            dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), dx, *sums, notes, parts, count, blocks,
-            length, x.stride(1) // unit, x.stride(0) // unit, channels // unit,
-            heads * dim // unit, kv_heads * dim // unit, constants["BH"] // unit,
-            2 * heads * inputs.features // unit, _turn_stride(inputs), inputs.eps,
-            tile=tile, ROWS=rows, NOTED=NOTED, **constants,
+            dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), dx, *sums, notes, parts, count,
+            blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs), inputs.eps,
+            tile=tile, **constants,
         )  # fmt: skip
         given = (weight, inputs.q_norm, inputs.k_norm, inputs.q_map, inputs.k_map)
         found = [
