@@ -1,19 +1,19 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, operator, misc"
 """From projections to heads, a block of positions at a time: convolution to features and back.
 
-A program has one head of queries, keys or values, held as its two halves ``[BT, BH]``, which RoPE
-turns into each other. Positions before are loads of the same rows, shifted: the first level of
-cache holds them. Queries and keys may go through their learned maps (`hedgehog_features`) before
-they are stored; l = z W are a map's logits of the head z.
+A program has one head of queries, keys or values, held as its two halves, which RoPE turns into
+each other, and a block of BT positions, held as four tiles ``[BT / 4, BH]``: tile p has positions
+p, 4 + p, 8 + p, .. of the block. Neighbours in time are then numbers of two tiles in one thread,
+and a tap is one multiply-add. Queries and keys may go through their learned maps
+(`hedgehog_features`) before they are stored; l = z W are a map's logits of the head z.
 
 The backward computes all that again. With u the convolution's sum and du its gradient
 
     dx_t = sum_j w_j du_{t+j},     dw_j = sum_t du_t x_{t-j},
 
-and a block of BT positions owns the first BT - 4, whose successors it has. It is held as four tiles
-of every fourth position: most neighbours in time are then two tiles' numbers in one thread, and
-what is left of du passes from thread to thread by way of ``notes`` in memory, so near that it does
-not leave the cache.
+and a block owns its first BT - 4 positions, whose successors it has. Where these are another
+thread's, du passes from one to the other by way of ``notes``, memory so near that it does not leave
+the cache.
 """
 
 from collections.abc import Sequence
@@ -69,11 +69,25 @@ def sigmoid(u):
 
 
 @triton.jit
+def widen(x):
+    """To float32; of two bfloat16 numbers that share a register, each is one instruction away."""
+    if x.dtype == tl.bfloat16:
+        if ON_GPU:
+            x = tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
+                dtype=tl.float32, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
 def load_half(ptr, at, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
     """Half a head of many rows, float32."""
     if BH > HALF:
         mask = mask & (i < HALF)
-    return tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return widen(tl.load(ptr + at, mask=mask, other=0.0))
 
 
 @triton.jit
@@ -87,56 +101,6 @@ def store_half(ptr, at, value, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
 def tap(taps, i, lag: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr):
     """A tap of half a head ``[1, BH]``; taps ``[W, C]`` from its first channel on."""
     return tl.load(taps + lag * C + i, mask=i < HALF, other=0.0)
-
-
-@triton.jit
-def earlier(
-    x, state, old, t, r, i, end, stride, lag: tl.constexpr,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """Half a head of x, ``lag`` positions before a block's; zero where another sequence is."""
-    here = (t >= lag) & (t < end)
-    if HAS_AGE:
-        here = here & (old >= lag)
-    value = load_half(x, (r - lag) * stride + i, here, i, HALF, BH)
-    if HAS_STATE:
-        if lag > 0:
-            before = (t < lag) & (t < end)
-            value += load_half(state, (t + (W - 1 - lag)) * C + i, before, i, HALF, BH)
-    return value
-
-
-@triton.jit
-def convolve(
-    x, taps, state, old, t, r, i, end, stride,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """The sum over taps of half a head."""
-    u = tap(taps, i, 0, C, HALF, BH) * earlier(
-        x, state, old, t, r, i, end, stride, 0, C, W, HALF, BH, HAS_STATE, HAS_AGE
-    )
-    for lag in tl.static_range(1, W):
-        u += tap(taps, i, lag, C, HALF, BH) * earlier(
-            x, state, old, t, r, i, end, stride, lag, C, W, HALF, BH, HAS_STATE, HAS_AGE
-        )
-    return u
-
-
-@triton.jit
-def convolve_both(
-    x, taps, state, old, t, r, i, end, stride,
-    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """The sums over taps of both halves of a head."""
-    a = convolve(x, taps, state, old, t, r, i, end, stride, C, W, HALF, BH, HAS_STATE, HAS_AGE)
-    b = convolve(
-        x + HALF, taps + HALF, state + HALF, old, t, r, i, end, stride, C, W, HALF, BH, HAS_STATE,
-        HAS_AGE,
-    )  # fmt: skip
-    return a, b
 
 
 @triton.jit
@@ -209,108 +173,10 @@ def plain_product(a, b, acc, NARROW: tl.constexpr):
     return acc
 
 
-@triton.jit(do_not_specialize=["length", "batch_units", "blocks", "turn_stride"])  # fmt: skip
-def heads_tile_kernel(
-    x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map, q, k, v, q_turned, k_turned,
-    length, batch_units, blocks, turn_stride, eps,
-    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
-    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
-    MAPPED: tl.constexpr,
-):  # fmt: skip
-    """A block of one head: stored as it is, or its features; queries and keys turned as well.
-
-    x's rows lie STRIDE apart: with it known, rows of a tile are one address and known offsets.
-    """
-    HALF: tl.constexpr = D // 2
-    C: tl.constexpr = (HQ + 2 * HK) * D
-    pid = tl.program_id(0)
-    n = pid % (HQ + 2 * HK)
-    block = pid // (HQ + 2 * HK)
-    row = (block // blocks).to(tl.int64)
-    t0 = block % blocks * BT
-    r = tl.arange(0, BT)[:, None]
-    i = tl.arange(0, BH)[None, :]
-    t = t0 + r
-    inside = t < length
-    old = ages(age, t, length, HAS_AGE)
-    xs = x + row * (batch_units * UNIT) + t0.to(tl.int64) * STRIDE + n * D
-    ws = taps + n * D
-    past = xs
-    if HAS_STATE:
-        past = state + row * ((W - 1) * C) + n * D
-    ua, ub = convolve_both(
-        xs, ws, past, old, t, r, i, length, STRIDE, C, W, HALF, BH, HAS_STATE, HAS_AGE
-    )
-    ya = ua * sigmoid(ua)
-    yb = ub * sigmoid(ub)
-    first = row * length + t0
-    if n >= HQ + HK:
-        out = v + (first * HK + (n - HQ - HK)) * D
-        store_half(out, r * (HK * D) + i, ya, inside, i, HALF, BH)
-        store_half(out, r * (HK * D) + HALF + i, yb, inside, i, HALF, BH)
-    else:
-        query = n < HQ
-        heads = tl.where(query, HQ, HK)
-        h = tl.where(query, n, n - HQ)
-        if NORM:
-            scale = scale_of(ya, yb, inside, eps, D)
-            norm = tl.where(query, q_norm, k_norm)
-            ya *= scale * load_half(norm, i, i < HALF, i, HALF, BH)
-            yb *= scale * load_half(norm, i + HALF, i < HALF, i, HALF, BH)
-        # turned and mapped from what is stored, so that both parts of a layer see the same head
-        za = ya.to(q.dtype.element_ty)
-        zb = yb.to(q.dtype.element_ty)
-        base = (first * heads + h) * D
-        at = r * (heads * D) + i
-        if TURN:
-            place = (row * turn_stride + old) * HALF + i
-            c = load_half(cos, place, inside, i, HALF, BH)
-            s = load_half(sin, place, inside, i, HALF, BH)
-            turned = tl.where(query, q_turned, k_turned) + base
-            a, b = za.to(tl.float32), zb.to(tl.float32)
-            store_half(turned, at, a * c - b * s, inside, i, HALF, BH)
-            store_half(turned, at + HALF, b * c + a * s, inside, i, HALF, BH)
-        out = tl.where(query, q, k)
-        if MAPPED:
-            w = tl.where(query, q_map, k_map)
-            wa = map_half(w, h, 0, D, M, HALF, BH, BM)
-            wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
-            p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
-            j = tl.arange(0, BM)[None, :]
-            out += (first * heads + h) * (2 * M)
-            store_half(out, r * (heads * 2 * M) + j, p, inside, j, M, BM)
-            store_half(out, r * (heads * 2 * M) + M + j, m, inside, j, M, BM)
-        else:
-            store_half(out + base, at, za, inside, i, HALF, BH)
-            store_half(out + base, at + HALF, zb, inside, i, HALF, BH)
-
-
-@triton.jit
-def widen(x):
-    """To float32; of two bfloat16 numbers that share a register, each is one instruction away."""
-    if x.dtype == tl.bfloat16:
-        if ON_GPU:
-            x = tl.inline_asm_elementwise(
-                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
-                dtype=tl.float32, is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            x = x.to(tl.float32)
-    return x
-
-
-@triton.jit
-def load_wide(ptr, at, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
-    if BH > HALF:
-        mask = mask & (i < HALF)
-    return widen(tl.load(ptr + at, mask=mask, other=0.0))
-
-
 @triton.jit
 def load_both(ptr, at, mask, i, HALF: tl.constexpr, BH: tl.constexpr):
     """Both halves of a head."""
-    return load_wide(ptr, at, mask, i, HALF, BH), load_wide(ptr, at + HALF, mask, i, HALF, BH)
+    return load_half(ptr, at, mask, i, HALF, BH), load_half(ptr, at + HALF, mask, i, HALF, BH)
 
 
 @triton.jit
@@ -343,13 +209,9 @@ def inputs_around(
     am1, bm1 = input_at(x, state, t - 1, at - STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
     am2, bm2, am3, bm3 = am1, bm1, am1, bm1
     if W > 2:
-        am2, bm2 = input_at(
-            x, state, t - 2, at - 2 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE
-        )
+        am2, bm2 = input_at(x, state, t - 2, at - 2 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
     if W > 3:
-        am3, bm3 = input_at(
-            x, state, t - 3, at - 3 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE
-        )
+        am3, bm3 = input_at(x, state, t - 3, at - 3 * STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
     a1, b1 = input_at(x, state, t + 1, at + STRIDE, i, length, C, W, HALF, BH, False)
     a2, b2 = input_at(x, state, t + 2, at + 2 * STRIDE, i, length, C, W, HALF, BH, False)
     a3, b3 = input_at(x, state, t + 3, at + 3 * STRIDE, i, length, C, W, HALF, BH, False)
@@ -375,6 +237,32 @@ def weigh(
     if W > 3:
         u += reach(x3, o3, 3, HAS_AGE) * w3
     return u
+
+
+@triton.jit
+def all_taps(taps, i, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr):
+    """The taps of half a head, ``[1, BH]`` each."""
+    w0, w1 = tap(taps, i, 0, C, HALF, BH), tap(taps, i, 1, C, HALF, BH)
+    w2, w3 = w1, w1
+    if W > 2:
+        w2 = tap(taps, i, 2, C, HALF, BH)
+    if W > 3:
+        w3 = tap(taps, i, 3, C, HALF, BH)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def convolve(
+    xm3, xm2, xm1, x0, x1, x2, x3, o0, o1, o2, o3, taps, i,
+    C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, HAS_AGE: tl.constexpr,
+):  # fmt: skip
+    """The sums over taps of half a head in four tiles."""
+    w0, w1, w2, w3 = all_taps(taps, i, C, W, HALF, BH)
+    u0 = weigh(x0, xm1, xm2, xm3, o0, o0, o0, w0, w1, w2, w3, W, HAS_AGE)
+    u1 = weigh(x1, x0, xm1, xm2, o1, o1, o1, w0, w1, w2, w3, W, HAS_AGE)
+    u2 = weigh(x2, x1, x0, xm1, o2, o2, o2, w0, w1, w2, w3, W, HAS_AGE)
+    u3 = weigh(x3, x2, x1, x0, o3, o3, o3, w0, w1, w2, w3, W, HAS_AGE)
+    return u0, u1, u2, u3
 
 
 @triton.jit
@@ -406,18 +294,125 @@ def unstack(x):
 
 
 @triton.jit
-def activate(ua, ub):
-    return ua * sigmoid(ua), ub * sigmoid(ub)
-
-
-@triton.jit
 def head_of(ua, ub, fa, fb, inside, eps, D: tl.constexpr, NORM: tl.constexpr, NARROW: tl.constexpr):
     """A head as it is stored, from the convolution's sum."""
-    a, b = activate(ua, ub)
+    a, b = ua * sigmoid(ua), ub * sigmoid(ub)
     if NORM:
         scale = scale_of(a, b, inside, eps, D)
         a, b = a * (scale * fa), b * (scale * fb)
     return a.to(NARROW), b.to(NARROW)
+
+
+@triton.jit
+def store_turned(
+    turned, za, zb, cos, sin, at, place, inside, i, HALF: tl.constexpr, BH: tl.constexpr
+):  # fmt: skip
+    c = load_half(cos, place, inside, i, HALF, BH)
+    s = load_half(sin, place, inside, i, HALF, BH)
+    a, b = widen(za), widen(zb)
+    store_both(turned, at, a * c - b * s, b * c + a * s, inside, i, HALF, BH)
+
+
+@triton.jit(do_not_specialize=["length", "batch_units", "blocks", "turn_stride"])
+def heads_tile_kernel(
+    x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map, q, k, v, q_turned, k_turned,
+    length, batch_units, blocks, turn_stride, eps,
+    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
+    BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
+    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
+    MAPPED: tl.constexpr,
+):  # fmt: skip
+    """A block of one head: stored as it is, or its features; queries and keys turned as well.
+
+    x's rows lie STRIDE apart: with it known, rows of all tiles are one address and known offsets.
+    """
+    HALF: tl.constexpr = D // 2
+    C: tl.constexpr = (HQ + 2 * HK) * D
+    BR: tl.constexpr = BT // 4
+    NARROW: tl.constexpr = x.dtype.element_ty
+    pid = tl.program_id(0)
+    n = pid % (HQ + 2 * HK)
+    block = pid // (HQ + 2 * HK)
+    row = (block // blocks).to(tl.int64)
+    t0 = block % blocks * BT
+    r = tl.arange(0, BR)[:, None]
+    i = tl.arange(0, BH)[None, :]
+    t = t0 + 4 * r
+    i0, i1, i2, i3 = t < length, t + 1 < length, t + 2 < length, t + 3 < length
+    o0, o1 = ages(age, t, length, HAS_AGE), ages(age, t + 1, length, HAS_AGE)
+    o2, o3 = ages(age, t + 2, length, HAS_AGE), ages(age, t + 3, length, HAS_AGE)
+    xs = x + row * (batch_units * UNIT) + t0.to(tl.int64) * STRIDE + n * D
+    ws = taps + n * D
+    past = xs
+    if HAS_STATE:
+        past = state + row * ((W - 1) * C) + n * D
+    am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
+        xs, past, t, r * (4 * STRIDE) + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
+    )
+    ua0, ua1, ua2, ua3 = convolve(
+        am3, am2, am1, a0, a1, a2, a3, o0, o1, o2, o3, ws, i, C, W, HALF, BH, HAS_AGE
+    )
+    ub0, ub1, ub2, ub3 = convolve(
+        bm3, bm2, bm1, b0, b1, b2, b3, o0, o1, o2, o3, ws + HALF, i, C, W, HALF, BH, HAS_AGE
+    )
+    first = row * length + t0
+    if n >= HQ + HK:
+        out = v + (first * HK + (n - HQ - HK)) * D
+        at = r * (4 * HK * D) + i
+        STEP: tl.constexpr = HK * D
+        store_both(out, at, ua0 * sigmoid(ua0), ub0 * sigmoid(ub0), i0, i, HALF, BH)
+        store_both(out, at + STEP, ua1 * sigmoid(ua1), ub1 * sigmoid(ub1), i1, i, HALF, BH)
+        store_both(out, at + 2 * STEP, ua2 * sigmoid(ua2), ub2 * sigmoid(ub2), i2, i, HALF, BH)
+        store_both(out, at + 3 * STEP, ua3 * sigmoid(ua3), ub3 * sigmoid(ub3), i3, i, HALF, BH)
+    else:
+        query = n < HQ
+        heads = HQ
+        if HQ != HK:
+            heads = tl.where(query, HQ, HK)
+        h = tl.where(query, n, n - HQ)
+        fa, fb = ua0, ub0
+        if NORM:
+            norm = tl.where(query, q_norm, k_norm)
+            fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
+            fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
+        # turned and mapped from what is stored, so that both parts of a layer see the same head
+        za0, zb0 = head_of(ua0, ub0, fa, fb, i0, eps, D, NORM, NARROW)
+        za1, zb1 = head_of(ua1, ub1, fa, fb, i1, eps, D, NORM, NARROW)
+        za2, zb2 = head_of(ua2, ub2, fa, fb, i2, eps, D, NORM, NARROW)
+        za3, zb3 = head_of(ua3, ub3, fa, fb, i3, eps, D, NORM, NARROW)
+        base = (first * heads + h) * D
+        wide = heads * D
+        at = r * (4 * wide) + i
+        if TURN:
+            turned = tl.where(query, q_turned, k_turned) + base
+            place = (row * turn_stride + o0) * HALF + i
+            store_turned(turned, za0, zb0, cos, sin, at, place, i0, i, HALF, BH)
+            place = (row * turn_stride + o1) * HALF + i
+            store_turned(turned, za1, zb1, cos, sin, at + wide, place, i1, i, HALF, BH)
+            place = (row * turn_stride + o2) * HALF + i
+            store_turned(turned, za2, zb2, cos, sin, at + 2 * wide, place, i2, i, HALF, BH)
+            place = (row * turn_stride + o3) * HALF + i
+            store_turned(turned, za3, zb3, cos, sin, at + 3 * wide, place, i3, i, HALF, BH)
+        out = tl.where(query, q, k)
+        if MAPPED:
+            w = tl.where(query, q_map, k_map)
+            wa = map_half(w, h, 0, D, M, HALF, BH, BM)
+            wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
+            za, zb = stack(za0, za1, za2, za3), stack(zb0, zb1, zb2, zb3)
+            p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
+            j = tl.arange(0, BM)[None, :]
+            g = tl.arange(0, BT)[:, None]
+            g = g % BR * 4 + g // BR
+            out += (first * heads + h) * (2 * M)
+            inside = t0 + g < length
+            store_half(out, g * (heads * 2 * M) + j, p, inside, j, M, BM)
+            store_half(out, g * (heads * 2 * M) + M + j, m, inside, j, M, BM)
+        else:
+            out += base
+            store_both(out, at, za0, zb0, i0, i, HALF, BH)
+            store_both(out, at + wide, za1, zb1, i1, i, HALF, BH)
+            store_both(out, at + 2 * wide, za2, zb2, i2, i, HALF, BH)
+            store_both(out, at + 3 * wide, za3, zb3, i3, i, HALF, BH)
 
 
 @triton.jit
@@ -466,7 +461,7 @@ def came_back(
 
 @triton.jit
 def send_back(
-    dx, d0, d1, d2, d3, notes, taps, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
+    dx, d0, d1, d2, d3, notes, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
     k0, k1, k2, k3, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
     BR: tl.constexpr, HAS_AGE: tl.constexpr,
 ):  # fmt: skip
@@ -487,18 +482,6 @@ def send_back(
     store_half(dx, at + C, x1, k1 & there, i, HALF, BH)
     store_half(dx, at + 2 * C, x2, k2 & there, i, HALF, BH)
     store_half(dx, at + 3 * C, x3, k3 & there, i, HALF, BH)
-
-
-@triton.jit
-def all_taps(taps, i, C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr):
-    """The taps of half a head, ``[1, BH]`` each."""
-    w0, w1 = tap(taps, i, 0, C, HALF, BH), tap(taps, i, 1, C, HALF, BH)
-    w2, w3 = w1, w1
-    if W > 2:
-        w2 = tap(taps, i, 2, C, HALF, BH)
-    if W > 3:
-        w3 = tap(taps, i, 3, C, HALF, BH)
-    return w0, w1, w2, w3
 
 
 @triton.jit
@@ -530,7 +513,7 @@ def walk_back(
     """dx of every parts-th block of a head, and these blocks' share of the other gradients.
 
     PLAIN: a gradient came back to the head or its features; TURNED: to the turned head, or without
-    TURN to the head again. Of tiles 0 to 3, tile p has positions p, 4 + p, 8 + p, .. of a block.
+    TURN to the head again.
     """
     HALF: tl.constexpr = D // 2
     BR: tl.constexpr = BT // 4
@@ -542,7 +525,7 @@ def walk_back(
     # rows of four tiles, one above the other
     q = tl.arange(0, BT)[:, None]
     q = q % BR * 4 + q // BR
-    wa0 = taps + n * D
+    ws = taps + n * D
     zero = tl.zeros([BR, BH], dtype=tl.float32)
     ga0, ga1, ga2, ga3, gb0, gb1, gb2, gb3 = zero, zero, zero, zero, zero, zero, zero, zero
     na, nb = zero, zero
@@ -575,20 +558,16 @@ def walk_back(
         am3, bm3, am2, bm2, am1, bm1, a0, b0, a1, b1, a2, b2, a3, b3 = inputs_around(
             xs, past, t, at, i, length, C, W, HALF, BH, STRIDE, HAS_STATE
         )
-        w0, w1, w2, w3 = all_taps(wa0, i, C, W, HALF, BH)
-        ua0 = weigh(a0, am1, am2, am3, o0, o0, o0, w0, w1, w2, w3, W, HAS_AGE)
-        ua1 = weigh(a1, a0, am1, am2, o1, o1, o1, w0, w1, w2, w3, W, HAS_AGE)
-        ua2 = weigh(a2, a1, a0, am1, o2, o2, o2, w0, w1, w2, w3, W, HAS_AGE)
-        ua3 = weigh(a3, a2, a1, a0, o3, o3, o3, w0, w1, w2, w3, W, HAS_AGE)
-        w0, w1, w2, w3 = all_taps(wa0 + HALF, i, C, W, HALF, BH)
-        ub0 = weigh(b0, bm1, bm2, bm3, o0, o0, o0, w0, w1, w2, w3, W, HAS_AGE)
-        ub1 = weigh(b1, b0, bm1, bm2, o1, o1, o1, w0, w1, w2, w3, W, HAS_AGE)
-        ub2 = weigh(b2, b1, b0, bm1, o2, o2, o2, w0, w1, w2, w3, W, HAS_AGE)
-        ub3 = weigh(b3, b2, b1, b0, o3, o3, o3, w0, w1, w2, w3, W, HAS_AGE)
-        fa, fb = w0, w0
+        ua0, ua1, ua2, ua3 = convolve(
+            am3, am2, am1, a0, a1, a2, a3, o0, o1, o2, o3, ws, i, C, W, HALF, BH, HAS_AGE
+        )
+        ub0, ub1, ub2, ub3 = convolve(
+            bm3, bm2, bm1, b0, b1, b2, b3, o0, o1, o2, o3, ws + HALF, i, C, W, HALF, BH, HAS_AGE
+        )
+        fa, fb = zero, zero
         if NORM:
-            fa = load_half(norm, i, i < HALF, i, HALF, BH)
-            fb = load_half(norm, i + HALF, i < HALF, i, HALF, BH)
+            fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
+            fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
         da0, da1, da2, da3, db0, db1, db2, db3 = zero, zero, zero, zero, zero, zero, zero, zero
         if MAPPED and PLAIN:
             za0, zb0 = head_of(ua0, ub0, fa, fb, i0, eps, D, NORM, NARROW)
@@ -657,14 +636,14 @@ def walk_back(
             o6 = ages(age, t + 6, length, True)
         at = r * (4 * C) + i
         to = dx + first * C + n * D
-        w0, w1, w2, w3 = all_taps(wa0, i, C, W, HALF, BH)
+        w0, w1, w2, w3 = all_taps(ws, i, C, W, HALF, BH)
         send_back(
-            to, da0, da1, da2, da3, mine, wa0, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
+            to, da0, da1, da2, da3, mine, o0, o1, o2, o3, o4, o5, o6, at, r, i, w0, w1, w2, w3,
             i0, i1, i2, i3, C, W, HALF, BH, BR, HAS_AGE,
         )  # fmt: skip
-        w0, w1, w2, w3 = all_taps(wa0 + HALF, i, C, W, HALF, BH)
+        w0, w1, w2, w3 = all_taps(ws + HALF, i, C, W, HALF, BH)
         send_back(
-            to + HALF, db0, db1, db2, db3, mine + 3 * BR * BH, wa0, o0, o1, o2, o3, o4, o5, o6, at,
+            to + HALF, db0, db1, db2, db3, mine + 3 * BR * BH, o0, o1, o2, o3, o4, o5, o6, at,
             r, i, w0, w1, w2, w3, i0, i1, i2, i3, C, W, HALF, BH, BR, HAS_AGE,
         )  # fmt: skip
         if MAPPED:
