@@ -207,6 +207,7 @@ CASES = [
     HeadsCase(batch=3, length=1, state=True, seen=True),
     HeadsCase(length=4, state=True, seen=True),
     HeadsCase(batch=3, length=1, state=True, seen=True, sliced=True),
+    HeadsCase(length=9, heads=3, kv_heads=0, norm=False, rope=False),
     HeadsCase(length=7, features=4),
     HeadsCase(batch=1, length=9, dim=6, features=3, size=3, norm=False, bounds=(0, 2, 7)),
     HeadsCase(length=3, features=8, rope=False, state=True, sliced=True),

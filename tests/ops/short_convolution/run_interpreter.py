@@ -38,10 +38,10 @@ def obeys_torch_library() -> None:
     from vort.ops.short_convolution.triton import turn_table
 
     given = make_inputs(HeadsCase(length=5, features=4), torch.float32, "cpu", 0)
-    x, weight, *rest = (given[n].requires_grad_() for n in WEIGHTS)
-    norms, maps = rest[:2], rest[2:]
+    x, weight, q_norm, k_norm, *maps = (given[n].requires_grad_() for n in WEIGHTS)
     cos, sin = turn_table(5, 8, 10000.0, torch.device("cpu"))
-    inputs = Inputs(x, weight, None, None, *norms, cos, sin, *maps, 2, 2, 1e-6, False)
+    rest = (q_norm, k_norm, cos, sin, *maps)
+    inputs = Inputs(x, weight, None, None, *rest, 2, 2, 1e-6, False)
     heads_fused(inputs)
     torch.library.opcheck(torch.ops.vort.heads.default, tuple(inputs))
 

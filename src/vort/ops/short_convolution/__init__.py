@@ -209,9 +209,8 @@ def _by_kernels(
         q, k, v, turned_q, turned_k = triton.heads_step(step)
         return Heads(q, k, v, *((q, k) if turned_q is None else (turned_q, turned_k)), v, state)
     maps = features if features is not None and _fit(x, dim, *features) else (None, None)
-    inputs = tiles.Inputs(
-        x, weight, state, age, q_norm, k_norm, cos, sin, *maps, *sizes, twice=cos is not None
-    )
+    rest = (*maps, *sizes, cos is not None)
+    inputs = tiles.Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *rest)
     q, k, v, turned_q, turned_k, near_v = tiles.heads_fused(inputs)
     after = _after(x, weight, state, lengths) if output_state else None
     mapped = maps[0] is not None

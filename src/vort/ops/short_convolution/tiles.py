@@ -436,8 +436,9 @@ def through_head(
 
 @triton.jit
 def came_back(
-    da, db, plain, turned, cos, sin, base, at, place, inside, i, HALF: tl.constexpr, BH: tl.constexpr,
-    TURN: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
+    da, db, plain, turned, cos, sin, base, at, place, inside, i,
+    HALF: tl.constexpr, BH: tl.constexpr, TURN: tl.constexpr, PLAIN: tl.constexpr,
+    TURNED: tl.constexpr,
 ):  # fmt: skip
     """The gradient to a head, added: what came back to it, and to the turned head."""
     if PLAIN:
@@ -794,10 +795,13 @@ class Inputs(NamedTuple):
 def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
     """What kernels are compiled for."""
     x, dim = inputs.x, inputs.dim
+    # a single row lies nowhere in particular
+    stride = x.stride(1) if x.shape[1] > 1 else x.shape[2]
     return {
         "HQ": inputs.num_heads, "HK": inputs.num_key_value_heads, "D": dim,
         "BH": power_of_two(dim // 2), "M": inputs.features, "BM": power_of_two(inputs.features),
-        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": x.stride(1), "UNIT": gcd(8, x.stride(0)),
+        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": stride,
+        "UNIT": gcd(8, x.stride(0)),
         "HAS_STATE": inputs.state is not None, "HAS_AGE": inputs.age is not None,
         "NORM": inputs.q_norm is not None, "TURN": inputs.cos is not None,
         "MAPPED": inputs.q_map is not None,
@@ -882,10 +886,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     wide: dict[str, Any] = {"dtype": torch.float32}
     dx = x.new_empty(x.shape)
     sums: list[Tensor | None] = [x.new_empty(parts, channels, weight.shape[1], **wide)]
-    for n, norm in ((heads, inputs.q_norm), (kv_heads, inputs.k_norm)):
-        sums.append(None if norm is None else x.new_empty(parts * n, dim, **wide))
-    for w in (inputs.q_map, inputs.k_map):
-        sums.append(None if w is None else x.new_empty(parts, *w.shape, **wide))
+    norms = ((heads, inputs.q_norm), (kv_heads, inputs.k_norm))
+    sums += [None if w is None else x.new_empty(parts * n, dim, **wide) for n, w in norms]
+    maps = (inputs.q_map, inputs.k_map)
+    sums += [None if w is None else x.new_empty(parts, *w.shape, **wide) for w in maps]
     notes = x.new_empty(parts * (channels // dim), 3, tile.columns, constants["BH"])
     with torch.cuda.device_of(x):
         taps = kept[0] if kept else _taps(weight)
@@ -895,7 +899,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
             blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs), inputs.eps,
             tile=tile, **constants,
         )  # fmt: skip
-        given = (weight, inputs.q_norm, inputs.k_norm, inputs.q_map, inputs.k_map)
+        given = (weight, inputs.q_norm, inputs.k_norm, *maps)
         found = [
             None if partial is None or w is None else fold(partial, w.dtype)
             for partial, w in zip(sums, given, strict=True)
