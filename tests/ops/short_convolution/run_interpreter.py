@@ -1,8 +1,10 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
+from unittest import mock
+
 import torch
 
-from tests.ops.interpreter import check_claim
+from tests.ops.interpreter import check_claim, kernels_everywhere
 from tests.ops.short_convolution.cases import (
     CASES,
     LONG,
@@ -50,6 +52,24 @@ def steps_in_place_equal_the_whole() -> None:
     for seed, case in enumerate(STEPS):
         errors = step_errors(case, torch.float32, "cpu", seed)
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def who_watches_a_memory_sees_heads() -> None:
+    """Features are made with the heads, but not where a hook waits for queries and keys."""
+    from vort.layers import VortAttention
+    from vort.plasticity import record_memories
+
+    with kernels_everywhere(True):
+        layer = VortAttention(hidden_size=16, num_attention_heads=2, num_features=4, horizon=100)
+        x = torch.randn(1, 5, 16)
+        with mock.patch.object(layer.memory, "_map", side_effect=AssertionError):
+            alone, _ = layer(x)
+        with record_memories(layer) as found:
+            watched, _ = layer(x)
+    _, inputs = found[0]
+    assert not inputs.mapped
+    assert inputs.q.shape[-1] == 8
+    assert (alone - watched).norm() <= 1e-5 * watched.norm()
 
 
 if __name__ == "__main__":

@@ -849,13 +849,12 @@ def _forward(inputs: Inputs) -> Tensors:
     constants = _constants(inputs, FORWARD)
     blocks = -(-length // constants["BT"])
     outputs = _shapes(inputs)
-    with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
-        taps = _taps(inputs.weight)
-        launch(
-            heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
-            *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks,
-            _turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
-        )  # fmt: skip
+    taps = _taps(inputs.weight)
+    launch(
+        heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
+        *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks, _turn_stride(inputs),
+        inputs.eps, tile=_tile(inputs, FORWARD), **constants,
+    )  # fmt: skip
     v = outputs[2]
     again = v.view_as(v) if inputs.twice and v is not None else None
     return *outputs[:5], again, taps
@@ -891,19 +890,18 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     maps = (inputs.q_map, inputs.k_map)
     sums += [None if w is None else x.new_empty(parts, *w.shape, **wide) for w in maps]
     notes = x.new_empty(parts * (channels // dim), 3, tile.columns, constants["BH"])
-    with torch.cuda.device_of(x):
-        taps = kept[0] if kept else _taps(weight)
-        launch(
-            heads_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
-            dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), dx, *sums, notes, parts, count,
-            blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs), inputs.eps,
-            tile=tile, **constants,
-        )  # fmt: skip
-        given = (weight, inputs.q_norm, inputs.k_norm, *maps)
-        found = [
-            None if partial is None or w is None else fold(partial, w.dtype)
-            for partial, w in zip(sums, given, strict=True)
-        ]
+    taps = kept[0] if kept else _taps(weight)
+    launch(
+        heads_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
+        dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), dx, *sums, notes, parts, count,
+        blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs), inputs.eps,
+        tile=tile, **constants,
+    )  # fmt: skip
+    given = (weight, inputs.q_norm, inputs.k_norm, *maps)
+    found = [
+        None if partial is None or w is None else fold(partial, w.dtype)
+        for partial, w in zip(sums, given, strict=True)
+    ]
     return dx, *found
 
 
