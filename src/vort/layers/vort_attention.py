@@ -305,7 +305,7 @@ class VortAttention(nn.Module):
             q, k, v = heads[:3]
             rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
             past = None if before is None else _below(before, "memory.")
-            inputs = MemoryInputs(x, q, k, v, *rest)
+            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped)
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
@@ -361,6 +361,7 @@ class VortAttention(nn.Module):
             k_norm=None if norms is None else norms[1].weight,
             eps=1e-6 if norms is None or norms[0].eps is None else norms[0].eps,
             rope_base=self.rope_base if self.window else None,
+            features=self.memory.maps,
             seen=before["local.seen"] if before is not None and self.window else None,
             lengths=None if piece.padding is None else piece.padding.lengths,
             cu_seqlens=piece.cu_seqlens,
@@ -381,7 +382,7 @@ class VortAttention(nn.Module):
         output, entropy, state = attend_locally(
             heads.turned_q,
             heads.turned_k,
-            heads.v,
+            heads.near_v,
             self.window,
             state=None if before is None else LocalState(**_below(before, "local.")),
             real=None if padding is None else padding.real,
