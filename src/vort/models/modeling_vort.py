@@ -660,10 +660,10 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             del kwargs["past_key_values"], kwargs["next_sequence_length"]
             kwargs.pop("attention_mask", None)
             if kwargs.keys() <= PLAIN_STEP:
-                tokens = input_ids[:, -1:]
+                token = input_ids[:, -1:]
                 if cache.is_compileable:  # a graph is for one stride, and a view's grows
-                    tokens = tokens.clone(memory_format=torch.contiguous_format)
-                last = {"input_ids": tokens, "past_key_values": cache}
+                    token = token.clone(memory_format=torch.contiguous_format)
+                last = {"input_ids": token, "past_key_values": cache}
                 return last | {name: kwargs[name] for name in kwargs.keys() & FORWARDED}
             kwargs |= {"past_key_values": cache, "next_sequence_length": 1}
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
