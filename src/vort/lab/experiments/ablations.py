@@ -135,7 +135,10 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     if unsearched:
         notes.append("Of rates that were not searched: " + rates_note(unsearched, _label))
     claims = _claims(by_row(as_planned(seen)))
-    return Summary([s for s in sheets if s.rows], claims, notes=notes, labels=_LABELS)
+    shared = [r for r in seen if r["experiment"] != "ablations" and r["cell"]["model"] in _SHARED]
+    more = {"borrowed": [record["fingerprint"] for record in shared]}
+    tables = [sheet for sheet in sheets if sheet.rows]
+    return Summary(tables, claims, notes=notes, labels=_LABELS, more=more)
 
 
 def _label(row: str) -> str:
