@@ -6,26 +6,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["check_regular", "read_regular", "write_atomically"]
+__all__ = ["read_regular", "write_atomically"]
 
 
-def check_regular(path: Path, within: Path | None = None) -> None:
-    """Raise OSError unless `path` is a file of bytes: no folder, pipe, socket or device.
+def read_regular(path: Path, within: Path | None = None) -> bytes:
+    """The contents of a file; OSError where it is a pipe, a device or a folder, none is waited for.
 
     within: a folder that no link may lead out of.
     """
     if within is not None and not path.resolve().is_relative_to(within.resolve()):
-        raise OSError(f"{path.name} is a link that leads out of {within.name}")
+        raise OSError(f"{path.name} is a link that leads out of {within.resolve().name}")
     _refuse_odd(path, path.stat().st_mode)
-
-
-def read_regular(path: Path, within: Path | None = None) -> bytes:
-    """The contents of a file that passes `check_regular`; a pipe in its place is never waited for.
-
-    within: a folder that no link may lead out of.
-    """
-    check_regular(path, within)
-    # What stands there may have changed since it was checked; O_NONBLOCK is not of every system.
+    # What stands there may have changed since; with O_NONBLOCK not even a pipe keeps us.
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(file, "rb") as stream:
         _refuse_odd(path, os.fstat(file).st_mode)
@@ -33,10 +25,10 @@ def read_regular(path: Path, within: Path | None = None) -> bytes:
 
 
 def _refuse_odd(path: Path, mode: int) -> None:
-    if stat.S_ISREG(mode):
-        return
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
-    raise OSError(f"{path.name} must be a file, not {kinds.get(stat.S_IFMT(mode), 'a device')}")
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise OSError(f"{path.name} must be a file, not {kind}")
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

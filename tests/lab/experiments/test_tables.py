@@ -58,6 +58,7 @@ def fake(cell: Any, long: float) -> dict[str, Any]:
         "parameters": 20,
         "steps": 3,
         "training": {"learning_rate": 1e-3},
+        "fingerprint": cell.fingerprint,
     }
 
 
@@ -118,6 +119,17 @@ def test_a_changed_row_stands_beside_the_others_and_nothing_is_claimed_of_it(nam
     row = after.sheets[0].rows[-1]
     assert row[0] == "VORT (ours) [training.learning_rate=0.5]"
     assert row[-2:] == ["", ""]
+
+
+def test_ablations_say_which_cells_of_the_pilot_they_show() -> None:
+    pilot, ablations = EXPERIMENTS["pilot"], EXPERIMENTS["ablations"]
+    cells = pilot.cells("laptop", None)
+    changed = pilot.changed(cells[0], {"model.num_scales": 4})
+    own = ablations.cells("laptop", None)
+    records = [fake(cell, 0.5) for cell in (*cells, changed, *own)]
+    summary = ablations.summarise(records, "laptop").to_dict("vort")
+    expected = [c.fingerprint for c in cells if c.model in ("vort", "power_law") and c.seed == 0]
+    assert set(summary["borrowed"]) == set(expected)
 
 
 def test_changed_rows_of_ablations_orders_and_complexity_are_told_apart() -> None:

@@ -135,10 +135,10 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     if unsearched:
         notes.append("Of rates that were not searched: " + rates_note(unsearched, _label))
     claims = _claims(by_row(as_planned(seen)))
-    shared = [r for r in seen if r["experiment"] != "ablations" and r["cell"]["model"] in _SHARED]
-    more = {"borrowed": [record["fingerprint"] for record in shared]}
+    # The page finds them by these: its charts show VORT beside what is left of it.
+    shared = [r["fingerprint"] for name in _SHARED for r in found.get(name, ())]
     tables = [sheet for sheet in sheets if sheet.rows]
-    return Summary(tables, claims, notes=notes, labels=_LABELS, more=more)
+    return Summary(tables, claims, notes=notes, labels=_LABELS, more={"borrowed": shared})
 
 
 def _label(row: str) -> str:

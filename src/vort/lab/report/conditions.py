@@ -137,8 +137,8 @@ class Chart:
 class Charts:
     """Collects the charts of a page.
 
-    No two lines of an experiment look alike; VORT is blue everywhere, as in the figures, and a model
-    that was drawn before keeps its look where nobody else has it.
+    No two lines of an experiment look alike; VORT is blue everywhere, as in the figures, and a
+    model that was drawn before keeps its look where nobody else has it.
 
     Attributes:
         specs: what the page's script reads.

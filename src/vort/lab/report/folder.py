@@ -4,8 +4,8 @@ RUN/<experiment>/cells/<cell>.json   one finished cell each
 RUN/<experiment>/summary.json        title, about, command, tables, figures, verdicts, notes
 RUN/<experiment>/*.png, *.svg        pictures
 
-Any part may be missing or damaged, and none may be elsewhere: a link that leads out of the folder is
-not followed, so that a page one shares holds nothing that was not in it.
+Any part may be missing or damaged, and none may be elsewhere: a link that leads out of the folder
+is not followed, so that a page one shares holds nothing that was not in it.
 """
 
 import json
@@ -91,7 +91,7 @@ class Part:
         name: of the folder.
         summary: `summary.json`; {} if there is none.
         cells: finished cells by name, as they were written.
-        pictures: files, those that the summary lists first; `Run.read` gives what they hold.
+        pictures: files, those that the summary lists first.
         problems: what could not be read, in words.
     """
 

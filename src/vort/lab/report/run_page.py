@@ -115,7 +115,7 @@ def _section(anchor: str, part: Part, run: Run, charts: Charts) -> dict[str, Any
 def _chips(part: Part) -> list[Entry]:
     """Verdicts, cells and damage in a few words each."""
     chips = [
-        Entry(f"{count} {'of ours ' if own else ''}{name}", _tone(name))
+        Entry(f"{count} {'of ours: ' if own else ''}{name}", _tone(name))
         for own in (False, True)
         for name, count in _best_first(_verdict_counts(part, own))
     ]
