@@ -59,6 +59,7 @@ def fake(cell: Any, long: float) -> dict[str, Any]:
         "steps": 3,
         "training": {"learning_rate": 1e-3},
         "fingerprint": cell.fingerprint,
+        "model": {"num_scales": 8},
     }
 
 
@@ -121,15 +122,20 @@ def test_a_changed_row_stands_beside_the_others_and_nothing_is_claimed_of_it(nam
     assert row[-2:] == ["", ""]
 
 
-def test_ablations_say_which_cells_of_the_pilot_they_show() -> None:
+@pytest.mark.parametrize("size", ["laptop", "paper"])
+def test_ablations_say_which_cells_of_the_pilot_they_show(size: Any) -> None:
     pilot, ablations = EXPERIMENTS["pilot"], EXPERIMENTS["ablations"]
-    cells = pilot.cells("laptop", None)
+    cells = pilot.cells(size, None)
     changed = pilot.changed(cells[0], {"model.num_scales": 4})
-    own = ablations.cells("laptop", None)
-    records = [fake(cell, 0.5) for cell in (*cells, changed, *own)]
-    summary = ablations.summarise(records, "laptop").to_dict("vort")
-    expected = [c.fingerprint for c in cells if c.model in ("vort", "power_law") and c.seed == 0]
-    assert set(summary["borrowed"]) == set(expected)
+    records = [fake(cell, 0.5) for cell in (*cells, changed, *ablations.cells(size, None))]
+    summary = ablations.summarise(records, size).to_dict("vort")
+    expected = {
+        cell.fingerprint
+        for cell in cells
+        if cell.model in ("vort", "power_law") and cell.seed == 0 and cell.tags["beta"] == 1.0
+    }
+    assert len(summary["borrowed"]) == len(expected) == 2
+    assert set(summary["borrowed"]) == expected
 
 
 def test_changed_rows_of_ablations_orders_and_complexity_are_told_apart() -> None:
