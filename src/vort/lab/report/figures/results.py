@@ -37,8 +37,9 @@ def draw_by_lag(path: str | Path, curves: Mapping[str, Sequence[Record]], title:
     with figure(path, 1, 8.4, 4.6) as (axis,):
         for (label, records), line in zip(curves.items(), _lines(), strict=False):
             lags, values = _by_lag(records)
-            width = 2.6 if label.startswith("VORT (") else 1.5
-            axis.plot(lags, 100 * values.mean(0), label=label, lw=width, **line)
+            ours = label.startswith("VORT (")
+            look = {"lw": 2.6, "zorder": 3} if ours else {"lw": 1.5}
+            axis.plot(lags, 100 * values.mean(0), label=label, **look, **line)
             if len(values) > 1:
                 low, high = 100 * values.min(0), 100 * values.max(0)
                 axis.fill_between(lags, low, high, color=line["color"], alpha=0.12, lw=0)
