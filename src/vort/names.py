@@ -17,6 +17,7 @@ def refuse_unknown(
     given: Iterable[str],
     known: Collection[str],
     error: type[Exception] = TypeError,
+    kind: str = "setting",
 ) -> None:
     """Raise at the first name of `given` that `owner` does not know, with the nearest it does.
 
@@ -28,7 +29,7 @@ def refuse_unknown(
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-            raise error(f"{owner} has no setting {name!r}; {hint}")
+            raise error(f"{owner} has no {kind} {name!r}; {hint}")
 
 
 def check_choice(name: str, value: object, allowed: Collection[str]) -> None:

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import pytest
@@ -5,6 +6,7 @@ from transformers import AutoConfig
 
 from tests.memories.cases import NAMES
 from tests.models.cases import config_of, model_of
+from vort.memories import LayerSettings
 from vort.models import VortConfig
 
 
@@ -89,3 +91,48 @@ def test_models_have_equally_many_parameters(options: dict[str, object], size: i
 def test_matching_can_be_switched_off() -> None:
     bare = model_of("none", match_parameters=False)
     assert bare.model.layers[0].mlp.up_proj.out_features == bare.config.intermediate_size
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 0},
+        {"hidden_size": 10**9},
+        {"vocab_size": 10**15},
+        {"num_scales": 10**15},
+    ],
+    ids=str,
+)
+def test_sizes_that_nobody_means_are_refused_before_anything_is_built(sizes, tmp_path) -> None:
+    with pytest.raises(ValueError, match="num_hidden_layers") as refused:
+        VortConfig(**sizes)
+    assert "\n" not in str(refused.value)
+    config_of().save_pretrained(tmp_path)
+    entry = json.loads((tmp_path / "config.json").read_text()) | sizes
+    (tmp_path / "config.json").write_text(json.dumps(entry))
+    with pytest.raises(ValueError, match="num_hidden_layers"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rope_theta", "exponential_rate", "rms_norm_eps"])
+def test_a_whole_number_is_a_number(name: str) -> None:
+    value = getattr(VortConfig(**{name: 10000}), name)
+    assert value == 10000
+    assert isinstance(value, float)
+    assert isinstance(getattr(LayerSettings(**{name: 10000}), name), float)
+    assert VortConfig(initializer_range=1).initializer_range == 1
+
+
+def test_an_attribute_that_somebody_adds_is_saved_and_comes_back(tmp_path) -> None:
+    config = config_of()
+    config.a_tool_was_here = {"version": 3}
+    for _ in range(2):
+        config.save_pretrained(tmp_path)
+        config = AutoConfig.from_pretrained(tmp_path)
+        assert config.a_tool_was_here == {"version": 3}
+    assert copy.deepcopy(config).a_tool_was_here == {"version": 3}
+
+
+def test_what_is_ignored_at_inference_is_a_list() -> None:
+    assert isinstance(VortConfig.keys_to_ignore_at_inference, list)  # Trainer adds lists to it

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, model_of, tokens
 from vort.layers import LayerStates
-from vort.models import VortCache, prefill
+from vort.models import ByteTokenizer, VortCache, prefill
 
 LONG = 5 * WINDOW
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -152,6 +152,62 @@ def test_entities_of_the_prompt_reach_generation() -> None:
     used = model.new_cache()
     model.generate(prompt, entity_mask=entity, past_key_values=used, max_new_tokens=1, **GREEDY)
     torch.testing.assert_close(used.load_state(0), cache.load_state(0))
+
+
+@pytest.mark.parametrize("extra", [{}, {"cache_implementation": "static"}], ids=str)
+@torch.no_grad()
+def test_generation_takes_embeddings_for_a_prompt(extra: dict[str, str]) -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    expected = model.generate(prompt, max_new_tokens=6, **GREEDY)[:, LONG:]
+    embedded = model.get_input_embeddings()(prompt)
+    found = model.generate(inputs_embeds=embedded, max_new_tokens=6, **GREEDY, **extra)
+    assert torch.equal(found, expected)
+    mask = torch.ones_like(prompt)
+    mask[1, :9] = 0
+    expected = model.generate(prompt, attention_mask=mask, max_new_tokens=6, **GREEDY)[:, LONG:]
+    options = {"attention_mask": mask, "max_new_tokens": 6, **GREEDY, **extra}
+    assert torch.equal(model.generate(inputs_embeds=embedded, **options), expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, LONG])
+@torch.no_grad()
+def test_a_prompt_may_be_read_in_chunks(chunk: int) -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    mask = torch.ones_like(prompt)
+    mask[0, :11] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, **GREEDY}
+    expected = model.generate(prompt, **options)
+    assert torch.equal(model.generate(prompt, prefill_chunk_size=chunk, **options), expected)
+
+
+@torch.no_grad()
+def test_generation_stops_at_a_string() -> None:
+    """`generate` hands the tokenizer on to the model, which refuses what it does not know."""
+    model, tokenizer = model_of(vocab_size=259), ByteTokenizer()
+    prompt = tokenizer("It was", return_tensors="pt")
+    free = model.generate(**prompt, max_new_tokens=8, **GREEDY)
+    options = {"stop_strings": ["no model says this"], "tokenizer": tokenizer, **GREEDY}
+    assert torch.equal(model.generate(**prompt, max_new_tokens=8, **options), free)
+
+
+@torch.no_grad()
+def test_a_memory_without_states_is_scored_and_generates_by_reading_anew() -> None:
+    model, prompt = model_of("exact_power_law", read_weights=False), tokens(1, 9)
+    found = model(prompt)
+    assert found.past_key_values is None
+    text = model.generate(prompt, max_new_tokens=4, **GREEDY)
+    assert torch.equal(model(text).logits[:, 8:-1].argmax(-1), text[:, 9:])
+    with pytest.raises(ValueError, match="keeps no state"):
+        model(prompt, use_cache=True)
+
+
+def test_only_states_of_fixed_size_are_compiled() -> None:
+    compiled = {"vort": True, "softmax": False, "exact_power_law": False}
+    for memory, expected in compiled.items():
+        settings = {} if memory == "vort" else {"read_weights": False}
+        assert model_of(memory, **settings).new_cache(static=True).is_compileable is expected
+    bounded = model_of("softmax", softmax_cache_size=7).new_cache(static=True)
+    assert bounded.is_compileable
 
 
 @torch.no_grad()

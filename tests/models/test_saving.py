@@ -1,7 +1,10 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.memories.cases import NAMES
@@ -71,3 +74,76 @@ def test_a_saved_model_keeps_its_width_whatever_it_was_matched_with(
     width = loaded.model.layers[0].mlp.up_proj.out_features
     assert width == model.model.layers[0].mlp.up_proj.out_features
     assert width != VortConfig(**settings).intermediate_size
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("memory", ["vort", "paper"])
+def test_a_missing_tensor_is_refused_and_named(memory: str, tmp_path: Path) -> None:
+    model_of(memory).save_pretrained(tmp_path)
+    name = "model.layers.0.self_attn." + (
+        "memory.key_map.projection" if memory == "paper" else "q_proj.weight"
+    )
+    rewritten(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(OSError, match=rf"incomplete: .* 1 are missing, {name} first"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_more_layers_than_weights_are_refused(tmp_path: Path) -> None:
+    model_of().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(OSError, match=r"missing, model\.layers\.2\..* first"):
+        VortForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(value: float, tmp_path: Path) -> None:
+    model_of().save_pretrained(tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    rewritten(tmp_path, lambda tensors: tensors[name][0, :1].fill_(value))
+    with pytest.raises(OSError, match=f"not all finite numbers: see {name}"):
+        VortForCausalLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json"])
+def test_a_pipe_in_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    model_of().save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match=rf"{name} is no regular file"):
+        VortForCausalLM.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match=rf"{name} is no regular file"):
+        VortConfig.from_pretrained(tmp_path)
+
+
+def test_loading_information_is_there_for_those_who_ask(tmp_path: Path) -> None:
+    model_of().save_pretrained(tmp_path)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    rewritten(tmp_path, lambda tensors: tensors.pop(name))
+    model, found = VortForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert isinstance(model, VortForCausalLM)
+    assert set(found["missing_keys"]) == {name}
+
+
+def test_a_model_made_on_the_meta_device_gets_all_its_numbers() -> None:
+    """FAVOR+ has a random projection and no parameters: nothing else would draw it."""
+    with torch.device("meta"):
+        model = VortForCausalLM(config_of("paper"))
+    maps = model.model.layers[0].self_attn.memory.key_map
+    assert maps.projection.is_meta
+    model.to_empty(device="cpu")
+    assert maps.projection.isfinite().all()
+    assert 0.5 < maps.projection.std() < 2
+    for module in model.modules():
+        module._is_hf_initialized = False
+    model.init_weights()
+    assert all(x.isfinite().all() for x in model.state_dict().values())
+    drawn = maps.projection.clone()
+    model.double()
+    assert torch.equal(maps.projection, drawn.double())

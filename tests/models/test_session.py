@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tests.memories.cases import NAMES
 from vort.lab.commands.generate import generate
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
 from vort.models.session import sample_token
+from vort.models.session_file import read_state, write_state
 
 PROMPT = "It was a bright cold day. " * 4
 
@@ -205,6 +206,52 @@ def test_a_flipped_bit_is_noticed(model: VortForCausalLM, tmp_path: Path) -> Non
 def test_a_missing_file_is_reported(model: VortForCausalLM, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no session at"):
         VortSession.load(tmp_path / "none", model)
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+MADE_UP: dict[str, tuple[Change, str]] = {
+    "integers": (
+        lambda x, _: x.update({"layers.0.memory.G": x["layers.0.memory.G"].int()}),
+        r"layers\.0\.memory\.G must be torch\.float32, got torch\.int32",
+    ),
+    "a layer gone": (
+        lambda x, _: [x.pop(name) for name in list(x) if name.startswith("layers.1.")],
+        r"layers\.1\..* is missing",
+    ),
+    "a layer more": (lambda x, _: x.update({"layers.7.conv": x["layers.0.conv"]}), "has no place"),
+    "another shape": (
+        lambda x, _: x.update({"layers.0.conv": x["layers.0.conv"][:, 1:]}),
+        r"layers\.0\.conv must have shape \[1, 3, 96\], got \[1, 2, 96\]",
+    ),
+    "NaN": (lambda x, _: x["layers.0.memory.b"].fill_(float("nan")), "must be finite"),
+    "a count": (lambda x, _: x["layers.0.local.seen"].fill_(-1), "must lie in 0..104"),
+    "logits": (lambda x, _: x.update(logits=x["logits"][:9]), r"logits must have shape \[259\]"),
+    "no logits": (lambda x, _: x.pop("logits"), "logits is missing"),
+    "tokens": (lambda _, about: about.update(tokens_seen="many"), "tokens_seen must be an integer"),
+    "pieces": (lambda _, about: about.update(chunk_size=0), "chunk_size must be an integer from 1"),
+    "no model": (lambda _, about: about.pop("weights"), "belongs to another model"),
+    "no version": (lambda _, about: about.pop("vort"), "was saved by vort None"),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_UP)
+def test_a_file_with_a_checksum_of_its_own_is_looked_at(
+    model: VortForCausalLM, tmp_path: Path, kind: str
+) -> None:
+    change, words = MADE_UP[kind]
+    path = tmp_path / "state"
+    started(model).save(path)
+    tensors, about = read_state(path)
+    change(tensors, about)
+    write_state(path, tensors, about)
+    with pytest.raises(ValueError, match=words):
+        VortSession.load(path, model)
+
+
+def test_a_pipe_is_no_session(model: VortForCausalLM, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state")
+    with pytest.raises(ValueError, match="no regular file"):
+        VortSession.load(tmp_path / "state", model)
 
 
 def test_a_save_that_fails_leaves_the_former_state(

@@ -112,11 +112,13 @@ def test_an_output_alone_sends_its_gradient() -> None:
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
-def test_a_second_derivative_is_refused() -> None:
+def test_a_second_derivative_is_refused_with_what_to_use() -> None:
     x, weight = leaves()
-    (gradient,) = torch.autograd.grad(loss(x, weight, None, False), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    # A sum sends back a constant: the one case in which nothing but this would notice.
+    for send in (torch.sum, lambda y: y.square().sum()):
+        y = send(toy(Inputs(x, weight, None, 2.0, False))[0])
+        with pytest.raises(RuntimeError, match=r"no second derivative.*without_kernels"):
+            torch.autograd.grad(y, x, create_graph=True)
 
 
 def test_an_option_before_a_tensor_is_refused() -> None:

@@ -201,15 +201,19 @@ class PowerLawBasis:
     def _tensors(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """(rates, polynomials, -rates) on a device, kept for the next call."""
         key = (device, dtype)
-        if key not in self._cache:
-            # training may follow, which cannot use what inference mode has made
-            with torch.inference_mode(False):
-                self._cache[key] = (
-                    torch.from_numpy(self.rates).to(device, dtype),
-                    torch.from_numpy(self.polynomials).to(device, dtype),
-                    torch.from_numpy(-self.rates).to(device, dtype),
-                )
-        return self._cache[key]
+        if key in self._cache:
+            return self._cache[key]
+        # training may follow, which cannot use what inference mode has made
+        with torch.inference_mode(False):
+            made = (
+                torch.from_numpy(self.rates).to(device, dtype),
+                torch.from_numpy(self.polynomials).to(device, dtype),
+                torch.from_numpy(-self.rates).to(device, dtype),
+            )
+        # An export sees tensors without numbers: nothing for the next call.
+        if type(made[0]) is Tensor:
+            self._cache[key] = made
+        return made
 
 
 @lru_cache(maxsize=1)

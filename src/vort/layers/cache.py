@@ -45,6 +45,9 @@ class LayerStates:
         self.in_place = False
         self.states: dict[int, State] = {}
         self.positions: dict[int, int] = {}
+        # Positions that compiled calls have added: a number in Python would be part of the graph,
+        # and make another one for every token.
+        self.compiled: dict[int, Tensor] = {}
 
     def load_state(self, layer_idx: int) -> State | None:
         """The state of a layer, or None before its first call."""
@@ -55,18 +58,30 @@ class LayerStates:
 
     def store_state(self, layer_idx: int, state: State, positions: int) -> None:
         """Keep the state of a layer after `positions` more columns, padding included."""
-        self.positions[layer_idx] = self.positions.get(layer_idx, 0) + positions
+        seen: int | Tensor
+        if self.static and torch.compiler.is_compiling() and layer_idx in self.compiled:
+            seen = self.compiled[layer_idx].add_(positions)
+        else:
+            seen = self.positions[layer_idx] = self.positions.get(layer_idx, 0) + positions
         if WIDE in state and self.state_dtype == torch.bfloat16:
-            state = {**state, WIDE: _narrowed(state[WIDE], self.positions[layer_idx])}
+            state = {**state, WIDE: _narrowed(state[WIDE], seen)}
         held = self.states.get(layer_idx)
         if not self.static:
             self.states[layer_idx] = state
         elif held is None or not _same_shapes(held, state):
             self.states[layer_idx] = {name: x.clone() for name, x in state.items()}
+            first = next(iter(state.values()), None)
+            if first is not None and layer_idx not in self.compiled:
+                self.compiled[layer_idx] = torch.zeros((), dtype=torch.int64, device=first.device)
         else:
             for name, x in state.items():
                 if held[name] is not x:
                     held[name].copy_(x)
+
+    def seen(self, layer_idx: int = 0) -> int:
+        """Columns that a layer has seen, padding included."""
+        counted = self.compiled.get(layer_idx)
+        return self.positions.get(layer_idx, 0) + (0 if counted is None else int(counted))
 
     def change(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Replace every tensor by a function of it."""
@@ -80,6 +95,7 @@ class LayerStates:
         """The same states, to go on with apart; tensors are shared unless static."""
         other = copy(self)
         other.states, other.positions = dict(self.states), dict(self.positions)
+        other.compiled = {index: x.clone() for index, x in self.compiled.items()}
         return other.change(torch.clone) if self.static else other
 
     def select(self, rows: Tensor) -> Self:
@@ -96,7 +112,7 @@ class LayerStates:
         return sum(x.nbytes for state in self.states.values() for x in state.values())
 
 
-def _narrowed(x: Tensor, seed: int) -> Tensor:
+def _narrowed(x: Tensor, seed: int | Tensor) -> Tensor:
     """Float32 as bfloat16, rounded up or down by bits that look random: right on average.
 
     The bits are a hash of the number itself, its place and the seed, so that the same calls give
@@ -106,7 +122,9 @@ def _narrowed(x: Tensor, seed: int) -> Tensor:
         return x
     bits = x.contiguous().view(torch.int32)
     place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
-    noise = (bits ^ (place * _signed(0x9E3779B1))) + _signed(seed * 0x27D4EB2F)
+    factor = 0x27D4EB2F
+    moved = _signed(seed * factor) if isinstance(seed, int) else seed.to(torch.int32) * factor
+    noise = (bits ^ (place * _signed(0x9E3779B1))) + moved
     for shift, factor in ((15, 0x85EBCA6B), (13, 0xC2B2AE35)):
         noise = (noise ^ ((noise >> shift) & (2 ** (32 - shift) - 1))) * _signed(factor)
     rounded = (bits + ((noise >> 16) & 0xFFFF)) & _signed(0xFFFF0000)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.layers.cache import LayerStates
+from vort.layers.packing import Packing, check_call
 from vort.layers.parts import RMSNorm, ShortConvolution
 from vort.memories import (
     MEMORIES,
@@ -20,7 +21,7 @@ from vort.memories import (
 from vort.memories.settings import settings_of
 from vort.ops.linear import Norm, gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
-from vort.ops.padding import Padding, pad_packed
+from vort.ops.padding import Padding, pad_packed, present
 from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution import Heads, computed_again, to_heads
 
@@ -28,6 +29,7 @@ __all__ = ["VortAttention"]
 
 # Fewer rows than this are a step of decoding.
 FEW = 64
+_ARGUMENTS = ("attention_mask", "past_key_values", "use_cache", "cu_seqlens", "entity_mask")
 
 
 class _Piece(NamedTuple):
@@ -181,8 +183,34 @@ class VortAttention(nn.Module):
             entity_mask: `[B, T]`, 1 at tokens of a named entity.
             output_orders: return a third element, the orders `[B, T, H]` (None if the memory has
                 none).
-            **kwargs: ignored, for the sake of callers that know other attention layers.
+            **kwargs: what callers of attention layers send besides (`vort.layers.packing`).
+                `position_ids` that begin anew within a row, `seq_idx` and `cu_seq_lens_q` are
+                packed sequences, as with cu_seqlens; others change nothing. What no caller sends
+                is refused.
         """
+        found: object = past_key_values
+        if not isinstance(found, LayerStates | None):
+            kind = type(found).__name__
+            raise TypeError(f"past_key_values must be LayerStates (or a VortCache), got {kind}")
+        before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
+        if cu_seqlens is not None or kwargs:
+            check_call("VortAttention", kwargs, _ARGUMENTS)
+            batch, length = hidden_states.shape[:2]
+            mask = None if attention_mask is None else present(attention_mask, batch, length)
+            if cu_seqlens is not None and mask is not None:
+                raise ValueError("give attention_mask or cu_seqlens, not both")
+            packing = Packing.of(
+                batch,
+                length,
+                mask,
+                cu_seqlens=cu_seqlens,
+                continues=before is not None,
+                values=past_key_values is not None,
+                **kwargs,
+            )
+            if packing is not None and cu_seqlens is not packing.bounds:
+                options = (past_key_values, use_cache, entity_mask, output_orders)
+                return self._packed(packing, hidden_states, mask, *options)
         given = (attention_mask, past_key_values, use_cache, cu_seqlens, entity_mask)
         return self.after_norm(None, hidden_states, *given, output_orders=output_orders)[1:]
 
@@ -214,8 +242,6 @@ class VortAttention(nn.Module):
         if norm is not None and (attention_mask is not None or cu_seqlens is not None):
             hidden_states, first = norm(hidden_states), None
         mask, rows = attention_mask, hidden_states
-        if cu_seqlens is not None and attention_mask is not None:
-            raise ValueError("give attention_mask or cu_seqlens, not both")
         stateful = cu_seqlens is not None and past_key_values is not None
         if cu_seqlens is not None and stateful:
             rows, mask = pad_packed(hidden_states, cu_seqlens)
@@ -244,6 +270,31 @@ class VortAttention(nn.Module):
             return residual, output, None
         return residual, output, None, None if mixed.order is None else back(mixed.order)
 
+    def _packed(
+        self,
+        packing: Packing,
+        hidden_states: Tensor,
+        mask: Tensor | None,
+        past_key_values: LayerStates | None,
+        use_cache: bool,
+        entity_mask: Tensor | None,
+        output_orders: bool,
+    ) -> Any:
+        """`forward` of rows that hold several sequences each."""
+        batch = hidden_states.shape[0]
+        output, _, *orders = self(
+            packing.lay(hidden_states),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            cu_seqlens=packing.bounds,
+            entity_mask=None if entity_mask is None else packing.lay(entity_mask),
+            output_orders=output_orders,
+        )
+        output = packing.back(output, batch)
+        if mask is not None:
+            output = output.masked_fill(~mask.bool()[..., None], 0)
+        return output, None, *(None if x is None else packing.back(x, batch) for x in orders)
+
     def _mix(self, piece: _Piece, before: State | None) -> _Mixed:
         """One piece of every sequence."""
         padding = piece.padding
@@ -254,11 +305,11 @@ class VortAttention(nn.Module):
             q, k, v = heads[:3]
             rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
             past = None if before is None else _below(before, "memory.")
-            inputs = MemoryInputs(x, q, k, v, *rest)
+            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped)
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        if is_plain(x, self.o_proj):
+        if is_plain(x, self.o_proj) and (self.norm is None or type(self.norm) is RMSNorm):
             norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
             options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
             output = gated_norm_linear(found.output, self.o_proj.weight, **options)  # type: ignore[arg-type]
@@ -310,6 +361,7 @@ class VortAttention(nn.Module):
             k_norm=None if norms is None else norms[1].weight,
             eps=1e-6 if norms is None or norms[0].eps is None else norms[0].eps,
             rope_base=self.rope_base if self.window else None,
+            features=self.memory.maps,
             seen=before["local.seen"] if before is not None and self.window else None,
             lengths=None if piece.padding is None else piece.padding.lengths,
             cu_seqlens=piece.cu_seqlens,
@@ -330,7 +382,7 @@ class VortAttention(nn.Module):
         output, entropy, state = attend_locally(
             heads.turned_q,
             heads.turned_k,
-            heads.v,
+            heads.near_v,
             self.window,
             state=None if before is None else LocalState(**_below(before, "local.")),
             real=None if padding is None else padding.real,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.retention_memory import widen
+from vort.memories.retention_memory import GateProjection, widen
 from vort.memories.settings import LayerSettings
 
 __all__ = ["GatedLinearMemory", "gla_chunk", "gla_exact"]
@@ -39,8 +39,8 @@ class GatedLinearMemory(Memory):
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
-        self.gate_in = nn.Linear(self.settings.hidden_size, GATE_RANK, bias=False)
-        self.gate_out = nn.Linear(GATE_RANK, self.num_heads * self.head_dim)
+        self.gate_in = GateProjection(self.settings.hidden_size, GATE_RANK, bias=False)
+        self.gate_out = GateProjection(GATE_RANK, self.num_heads * self.head_dim)
 
     def forward(
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False

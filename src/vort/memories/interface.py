@@ -46,6 +46,7 @@ class MemoryInputs:
         cu_seqlens: `[N + 1]` bounds of packed sequences with B = 1; then no state is involved.
         in_place: the state is the memory's to overwrite: a step of decoding into fixed buffers.
         along: what `Memory.along` asked for, with its product.
+        mapped: q and k went through the memory's maps (`Memory.maps`) before they came.
     """
 
     hidden_states: Tensor
@@ -58,6 +59,7 @@ class MemoryInputs:
     cu_seqlens: Tensor | None = None
     in_place: bool = False
     along: Along | None = None
+    mapped: bool = False
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -76,7 +78,8 @@ class MemoryInputs:
         hidden, q, k, v = (
             x[:, position : position + 1] for x in (self.hidden_states, self.q, self.k, self.v)
         )
-        return MemoryInputs(hidden, q, k, v, cut(self.entropy), cut(self.entity))
+        rest = (cut(self.entropy), cut(self.entity))
+        return MemoryInputs(hidden, q, k, v, *rest, mapped=self.mapped)
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,15 @@ class Memory(nn.Module, ABC):
 
     def along(self, x: Tensor) -> Along | None:
         """Weights whose product with hidden states like x the layer should take; None: none."""
+        return None
+
+    @property
+    def maps(self) -> tuple[Tensor, Tensor] | None:
+        """Weights `[H, D, M]` of the learned maps of queries and of keys, for who has the heads.
+
+        A layer may apply them as it makes the heads, and say so by `MemoryInputs.mapped`. None: the
+        memory wants to see the heads themselves.
+        """
         return None
 
     @abstractmethod

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.settings import LayerSettings
-from vort.ops.feature_maps import FeatureMap, feature_map
+from vort.ops.feature_maps import FeatureMap, HedgehogFeatures, feature_map
 from vort.ops.gpu.launcher import kernels_take
+from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
-__all__ = ["Gates", "RetentionMemory", "Routing", "widen"]
+__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "widen"]
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
 EPS_SIGNED = 1e-6
@@ -65,6 +66,19 @@ class RetentionMemory(Memory):
         """What the normaliser has added: next to nothing, where features cannot cancel."""
         return DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
 
+    @property
+    def maps(self) -> tuple[Tensor, Tensor] | None:
+        """Of a learned map with weights for each head, unless someone watches it; see `Memory`."""
+        query, key = self.query_map, self.key_map
+        if type(query) is not HedgehogFeatures or type(key) is not HedgehogFeatures:
+            return None
+        replaced = any(type(m.weight) is not nn.Parameter for m in (query, key))
+        watched = replaced or is_watched(self, query, key)
+        # Keys that heads share are repeated before they are mapped; a forward of one's own maps.
+        alone = self.num_key_value_heads == self.num_heads == key.num_heads
+        known = type(self).forward is RetentionMemory.forward and alone and not watched
+        return (query.weight, key.weight) if known else None
+
     @abstractmethod
     def route(self, inputs: MemoryInputs) -> Routing:
         """Who writes and reads how much of each scale."""
@@ -74,6 +88,12 @@ class RetentionMemory(Memory):
     ) -> MemoryOutput:
         """What each position retrieves; see `Memory`."""
         routing = self.route(inputs)
+        inputs = inputs if inputs.mapped else self._map(inputs)
+        output, after = self._retrieve(inputs, routing, state, output_state)
+        return MemoryOutput(output, after, routing.order)
+
+    def _map(self, inputs: MemoryInputs) -> MemoryInputs:
+        """The same with features of queries and keys, these and values for every head."""
         if self.query_map is None:
             # One map for all heads: keys that heads share are mapped once.
             inputs = replace(inputs, k=self.key_map(inputs.k)).with_all_heads()
@@ -83,9 +103,7 @@ class RetentionMemory(Memory):
         query_map = self.key_map if self.query_map is None else self.query_map
         normalized = self.normalizer != "none"
         q = query_map.map_query(inputs.q) if normalized else query_map(inputs.q)
-        inputs = replace(inputs, q=q)
-        output, after = self._retrieve(inputs, routing, state, output_state)
-        return MemoryOutput(output, after, routing.order)
+        return replace(inputs, q=q)
 
     def state_size(self, length: int = 0) -> int:
         """S matrices of features times values for each head, and what the normaliser needs."""
@@ -153,6 +171,14 @@ class RetentionMemory(Memory):
         return output.unsqueeze(1)
 
 
+class GateProjection(nn.Linear):
+    """A linear layer of few outputs, which quantisers leave as it is.
+
+    They take what is of type `nn.Linear` itself. A gate is too narrow for their blocks, holds next
+    to none of a model's weights, and decides how long everything else is kept.
+    """
+
+
 class Gates(nn.Module):
     """What a token says about its own writing and reading.
 
@@ -175,10 +201,10 @@ class Gates(nn.Module):
         size, heads = settings.hidden_size, settings.num_attention_heads
         self.num_heads = heads
         self.num_scales = num_scales
-        self.write = nn.Linear(size, heads) if settings.write_gate else None
+        self.write = GateProjection(size, heads) if settings.write_gate else None
         # One scale leaves nothing to weigh.
         weighs = settings.read_weights and num_scales > 1
-        self.read = nn.Linear(size, heads * num_scales) if weighs else None
+        self.read = GateProjection(size, heads * num_scales) if weighs else None
         for projection in (self.write, self.read):
             if projection is not None:
                 nn.init.normal_(projection.weight, std=0.02)

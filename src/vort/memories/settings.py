@@ -93,14 +93,14 @@ class LayerSettings:
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     sliding_window: int = 128
-    rope_theta: float | None = 10000.0
+    rope_theta: float | int | None = 10000.0
     memory: str = "vort"
     routing: str = "continuous"
     horizon: int = 8192
     num_scales: int = 8
     num_banks: int = 10
-    order_min: float = 0.05
-    order_start: float | None = None
+    order_min: float | int = 0.05
+    order_start: float | int | None = None
     feature_map: str = "hedgehog"
     num_features: int | None = None
     normalizer: str = "decayed"
@@ -114,17 +114,21 @@ class LayerSettings:
     output_norm: bool = True
     output_gate: bool = False
     learn_rates: bool = True
-    exponential_rate: float | None = None
+    exponential_rate: float | int | None = None
     softmax_cache_size: int | None = None
     softmax_heavy_hitters: int | None = None
     attention_bias: bool = False
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float | int = 1e-6
 
     def __post_init__(self) -> None:
         """Fill in derived values; refuse what is out of range."""
         # Not above: the memories are made from what this file defines.
         from vort.memories import MEMORIES
 
+        for name in ("rope_theta", "order_min", "order_start", "exponential_rate", "rms_norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, int):  # 10000 is as good a number as 10000.0
+                setattr(self, name, float(value))
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:

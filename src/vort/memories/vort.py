@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from vort.fractional import PowerLawBasis
 from vort.fractional.bounds import bank_orders
 from vort.memories.interface import Along, MemoryInputs, StepWeights
-from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
+from vort.memories.retention_memory import (
+    GateProjection,
+    Gates,
+    RetentionMemory,
+    Routing,
+    widen,
+)
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.feature_maps import HedgehogFeatures
 from vort.ops.linear import is_plain, is_watched, products
@@ -214,9 +220,13 @@ class Router(nn.Module):
 
         Half precision would put rates off by up to 0.4 %, and a kernel off by far more.
         """
-        if device not in self._on_device:
-            self._on_device[device] = self._log_decay.to(device)
-        return self._on_device[device]
+        if device in self._on_device:
+            return self._on_device[device]
+        made = self._log_decay.to(device)
+        # An export sees tensors without numbers: nothing for the next call.
+        if type(made) is Tensor:
+            self._on_device[device] = made
+        return made
 
     def _banks_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Orders of the banks and what each writes, kept on a device like `log_decay`."""
@@ -272,7 +282,7 @@ class OrderProjection(nn.Linear):
 
 
 # What a router's projections may be, and have biases, to be fused.
-_PLAIN = (nn.Linear, OrderProjection)
+_PLAIN = (GateProjection, OrderProjection)
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache
 
 from vort.layers import LayerStates
@@ -26,6 +27,9 @@ class VortCache(LayerStates, Cache):
         static: keep the tensors of the first call and overwrite them, so that addresses stay the
             same (for CUDA graphs); else every call makes new ones.
         state_dtype: how the states of memories are kept, see `LayerStates`.
+        grows: whether states grow with what they have seen, as those of memory="softmax" do.
+
+    A cache is a pytree of its states, for `torch.export` and `torch.func`.
 
     >>> cache = VortCache(num_layers=2)
     >>> cache.get_seq_length(), cache.nbytes
@@ -33,9 +37,15 @@ class VortCache(LayerStates, Cache):
     """
 
     def __init__(
-        self, num_layers: int, *, static: bool = False, state_dtype: torch.dtype = torch.float32
+        self,
+        num_layers: int,
+        *,
+        static: bool = False,
+        state_dtype: torch.dtype = torch.float32,
+        grows: bool = False,
     ) -> None:
         LayerStates.__init__(self, static=static, state_dtype=state_dtype)
+        self.grows = grows
         # As it was before a recorded step lent its buffers.
         self.was_static = static
         # What Hugging Face would keep by layer is kept here, so it has no layers to look at.
@@ -50,8 +60,8 @@ class VortCache(LayerStates, Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """Whether decoding steps can be compiled with it."""
-        return self.static
+        """Whether decoding steps can be compiled with it: the same shapes at every token."""
+        return self.static and not self.grows
 
     @property
     def is_initialized(self) -> bool:
@@ -66,6 +76,8 @@ class VortCache(LayerStates, Cache):
     def reset(self) -> None:
         """Forget everything; buffers of a static cache stay where they are."""
         self.positions = {}
+        for count in self.compiled.values():
+            count.zero_()
         if self.static:
             for state in self.states.values():
                 for x in state.values():
@@ -97,7 +109,7 @@ class VortCache(LayerStates, Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns seen so far, padding included."""
-        return self.positions.get(layer_idx, 0)
+        return self.seen(layer_idx)
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """No limit."""
@@ -113,3 +125,37 @@ class VortCache(LayerStates, Cache):
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: keys and values are not what is kept here."""
         raise NotImplementedError("a VortCache keeps states, not keys and values: use store_state")
+
+
+# Beside the states: sizes and kinds, which a traced program takes as they are.
+_KINDS = ("num_layers", "static", "was_static", "in_place", "grows", "state_dtype")
+
+
+def _flatten(cache: VortCache) -> tuple[list[Any], Any]:
+    kinds = tuple(getattr(cache, name) for name in _KINDS)
+    return [dict(cache.states), cache.compiled], (kinds, tuple(cache.positions.items()))
+
+
+def _flatten_with_keys(cache: VortCache) -> tuple[list[Any], Any]:
+    children, context = _flatten(cache)
+    keys = [pytree.GetAttrKey("states"), pytree.GetAttrKey("compiled")]
+    return list(zip(keys, children, strict=True)), context
+
+
+def _unflatten(children: Any, context: Any) -> VortCache:
+    kinds, positions = context
+    cache = VortCache(kinds[0], static=kinds[1])
+    for name, value in zip(_KINDS, kinds, strict=True):
+        setattr(cache, name, value)
+    cache.states, cache.compiled = children
+    cache.positions = dict(positions)
+    return cache
+
+
+pytree.register_pytree_node(
+    VortCache,
+    _flatten,
+    _unflatten,
+    serialized_type_name="vort.VortCache",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

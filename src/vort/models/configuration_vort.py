@@ -4,12 +4,15 @@
 # mypy: disable-error-code="no-untyped-call"
 
 from dataclasses import fields
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
 from vort.memories import PAPER, LayerSettings
+from vort.models.folder import AUTO_MAP, check_files, teach_peft, write_code
 from vort.names import refuse_unknown
 
 __all__ = ["VortConfig"]
@@ -33,6 +36,10 @@ _BOOKKEEPING = {
     "tie_last_hidden_states",
     "quantization_config",
 }
+_ADDED = "added_by_others"
+# Beyond this no machine has room: a slip or a hostile file, refused before anything is built.
+_MOST_PARAMETERS = 5 * 10**11
+_MOST_LAYERS = 10**4
 
 
 @strict
@@ -63,7 +70,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
     """
 
     model_type = "vort"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  # Trainer adds lists to it
 
     vocab_size: int = 259
     intermediate_size: int | None = None
@@ -71,7 +78,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
     max_position_embeddings: int = 8192
     match_parameters: bool = True
     mlp_size: int | None = None
-    initializer_range: float = 0.02
+    initializer_range: float | int = 0.02
     tie_word_embeddings: bool = True
     use_cache: bool = True
     pad_token_id: int | None = 256
@@ -80,6 +87,8 @@ class VortConfig(PreTrainedConfig, LayerSettings):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in derived values; refuse what is unknown or out of range."""
+        # What somebody else has added to a configuration, see `to_dict`.
+        added = kwargs.pop(_ADDED, None) or {}
         # What nothing reads is most often a slip that would silently do nothing.
         passed_on = _BOOKKEEPING | set(GenerationConfig().to_dict())
         unknown = [key for key in kwargs if key not in passed_on]
@@ -87,7 +96,57 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         LayerSettings.__post_init__(self)
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
+        self._check_room()
         PreTrainedConfig.__post_init__(self, **kwargs)
+        for name, value in added.items():
+            setattr(self, name, value)
+
+    def _check_room(self) -> None:
+        """Refuse sizes that nobody means."""
+        layers, size = self.num_hidden_layers, self.hidden_size
+        if not 0 < layers <= _MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers must lie in 1..{_MOST_LAYERS}, got {layers}")
+        heads, kv_heads, head_dim = self.head_sizes()
+        assert self.intermediate_size is not None
+        mixed = (2 * heads + 2 * kv_heads) * head_dim * (size + self.conv_size)
+        routed = size * heads * (2 + self.num_scales + self.num_banks)
+        mapped = 2 * heads * head_dim * (self.num_features or head_dim)
+        width = max(self.intermediate_size, self.mlp_size or 0)
+        count = layers * (mixed + routed + mapped + 3 * size * width) + size * self.vocab_size
+        if count > _MOST_PARAMETERS:
+            raise ValueError(
+                f"a model of this configuration would have about {count:.0e} parameters "
+                f"(num_hidden_layers {layers}, hidden_size {size}, vocab_size {self.vocab_size})"
+            )
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        """What is written in config.json."""
+        check_files(pretrained_model_name_or_path)
+        return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Write config.json to a folder, and beside it where the Auto classes find this model."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        write_code(save_directory)
+        self.auto_map = AUTO_MAP
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Nothing to do: saved folders name `vort_auto.py`, no copy of this file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings; attributes that somebody else has added stand apart, by themselves.
+
+        A key that no setting has would be taken for a slip when the configuration is loaded.
+        """
+        teach_peft()  # which asks for this before it looks for its defaults
+        found: dict[str, Any] = super().to_dict()
+        added = [key for key in found if key not in _known_keys()]
+        if added:
+            found[_ADDED] = {key: found.pop(key) for key in added}
+        return found
 
     @classmethod
     def paper(cls, **overrides: Any) -> "VortConfig":
@@ -98,3 +157,11 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         ('banks', 10, False)
         """
         return cls(**{**PAPER, "num_hidden_layers": 1, **overrides})
+
+
+@cache
+def _known_keys() -> frozenset[str]:
+    """What a configuration has of its own accord."""
+    own = {*vars(VortConfig()), *(x.name for x in fields(VortConfig))}
+    theirs = {"model_type", "transformers_version", "architectures", "dtype"}
+    return frozenset({*own, *theirs, *_BOOKKEEPING, *GenerationConfig().to_dict()})

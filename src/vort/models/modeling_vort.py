@@ -14,11 +14,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from vort.layers import RMSNorm, VortAttention
+from vort.layers import LayerStates, RMSNorm, VortAttention
+from vort.layers.packing import Packing, check_call
 from vort.layers.step import attention_step
+from vort.memories import Memory
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
+from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.ops.gpu.launcher import has_triton, kernels_take
 from vort.ops.linear import (
@@ -30,12 +33,19 @@ from vort.ops.linear import (
     linear_cross_entropy,
     products,
 )
+from vort.ops.padding import present
 
 __all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
 
 # What `generate` may say about a step that is a token and a cache, and what of it `forward` hears.
 FORWARDED = frozenset({"use_cache", "logits_to_keep", "output_hidden_states", "output_orders"})
-PLAIN_STEP = FORWARDED | {"position_ids", "is_first_iteration", "output_attentions"}
+PLAIN_STEP = FORWARDED | {"position_ids", "is_first_iteration", "output_attentions", "tokenizer"}
+# What a misspelt keyword may have been meant as.
+_ARGUMENTS = (
+    "input_ids", "attention_mask", "past_key_values", "inputs_embeds", "use_cache", "entity_mask",
+    "output_hidden_states", "output_orders", "return_dict",
+)  # fmt: skip
+_ARGUMENTS_OF_HEAD = ("labels", "logits_to_keep", "shift_labels", "num_items_in_batch")
 
 
 @dataclass
@@ -114,7 +124,8 @@ class VortBlock(GradientCheckpointingLayer):
         attention, mlp = self.self_attn, self.mlp
         norms = (self.input_layernorm, self.post_attention_layernorm)
         projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        if is_plain(hidden_states, *projections) and not is_watched(attention, mlp, *norms):
+        watched = is_watched(attention, mlp) or not _are_bare(*norms)
+        if is_plain(hidden_states, *projections) and not watched:
             found = attention.after_norm(norms[0], hidden_states, delta=delta, **kwargs)
             hidden_states, *mixed = found
             hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
@@ -144,7 +155,7 @@ class VortBlock(GradientCheckpointingLayer):
         if given or x.shape[1] != 1:
             return None
         mlp, norms = self.mlp, (self.input_layernorm, self.post_attention_layernorm)
-        if type(mlp) is not VortMLP or is_watched(self.self_attn, mlp, *norms):
+        if type(mlp) is not VortMLP or is_watched(self.self_attn, mlp) or not _are_bare(*norms):
             return None
         if not is_plain(x, *mlp.children()) or not few_rows(x, *mlp.parameters()):
             return None
@@ -170,23 +181,39 @@ class VortPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model saved in a folder or on the Hub; OSError in words if its file is damaged."""
+        """The model saved in a folder or on the Hub; OSError in words if its file is damaged.
+
+        Damaged means too: tensors are missing, or hold NaN or infinity. With output_loading_info
+        what is missing is for the caller to judge.
+        """
+        name = pretrained_model_name_or_path
+        check_files(name)
+        shown = kwargs.pop("output_loading_info", False)
+        kwargs.setdefault("use_safetensors", True)
         try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+            loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         except SafetensorError as error:
             raise OSError(
-                f"the weights in {pretrained_model_name_or_path} (model.safetensors) are damaged "
+                f"the weights in {name} (model.safetensors) are damaged "
                 f"or incomplete: {error}; copy or download them again"
             ) from error
+        model, info = loaded
+        check_weights(name, model, () if shown else info["missing_keys"])
+        return (model, info) if shown else model
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """Nothing to do: saved folders name `vort_auto.py`, no copy of this file."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Initial values; modules of this package know their own."""
-        own = list(module.parameters(recurse=False))
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if own and all(getattr(x, "_is_hf_initialized", False) for x in own):
             return  # loaded from a checkpoint
         reset = getattr(module, "reset_parameters", None)
-        if type(module).__module__.startswith("vort.") and reset is not None:
+        ours = getattr(type(module), "reset_parameters", None) is not nn.Linear.reset_parameters
+        if ours and type(module).__module__.startswith("vort.") and reset is not None:
             reset()
         else:
             super()._init_weights(module)
@@ -223,6 +250,13 @@ class VortModel(VortPreTrainedModel):
             block.self_attn.set_horizon(horizon)
         self.config.horizon = horizon
 
+    @property
+    def memory(self) -> Memory:
+        """What layers keep of the past, the first layer's: they are all of one kind."""
+        block = self.layers[0]
+        assert isinstance(block, VortBlock)
+        return block.self_attn.memory
+
     def new_cache(
         self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
     ) -> VortCache:
@@ -233,7 +267,10 @@ class VortModel(VortPreTrainedModel):
                 f"state_dtype={state_dtype} needs a memory of decaying states, such as "
                 f"memory='vort', got memory={self.config.memory!r}"
             )
-        return VortCache(self.config.num_hidden_layers, static=static, state_dtype=state_dtype)
+        memory = self.memory
+        grows = memory.state_size(1) != memory.state_size(0)
+        layers = self.config.num_hidden_layers
+        return VortCache(layers, static=static, state_dtype=state_dtype, grows=grows)
 
     def forward(
         self,
@@ -247,6 +284,8 @@ class VortModel(VortPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_orders: bool = False,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Hidden states `[B, T, hidden_size]` of tokens `[B, T]`.
@@ -257,26 +296,43 @@ class VortModel(VortPreTrainedModel):
             past_key_values: the memory so far (`new_cache()`); updated in place if use_cache.
             inputs_embeds: `[B, T, hidden_size]` instead of tokens.
             use_cache: keep the memory after the last token. Default: config.use_cache, but not
-                in training.
+                in training, nor where the memory has no state or rows are packed by position_ids.
             cu_seqlens: `[N + 1]` bounds of sequences packed into one row.
             entity_mask: `[B, T]`, 1 at tokens of a named entity.
             output_hidden_states: also return the input of every block and the last output.
             output_orders: also return the orders of every layer.
             return_dict: False for a tuple.
-            **kwargs: ignored, e.g. position_ids: positions follow from what has been seen.
+            position_ids: `[B, T]`. Positions follow from what has been seen, so what counts up
+                changes nothing; what begins anew within a row is packed sequences, each with a
+                memory, a window and a convolution of its own (`DataCollatorWithFlattening`).
+            seq_idx: `[B, T]`, the number of each token's sequence, for packed ones too.
+            **kwargs: other names of the same, cu_seq_lens_q and cu_seq_lens_k, max_length_q and
+                max_length_k; what callers of other models send and needs no answer; no others.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        check_call(type(self).__name__, kwargs, _ARGUMENTS)
+        if not isinstance(past_key_values, LayerStates | None):
+            raise TypeError(_wrong_cache(past_key_values))
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        mask = _mask_of(attention_mask, hidden)
+        packing = self._packing(
+            hidden, mask, past_key_values, cu_seqlens, position_ids, seq_idx, kwargs
+        )
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training
+            use_cache = self.config.use_cache and not self.training and self.memory.keeps_state
+            use_cache = use_cache and (packing is None or cu_seqlens is not None)
         if self.gradient_checkpointing and self.training:
             use_cache = False
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        mask = _mask_of(attention_mask, hidden)
+        batch = hidden.shape[0]
+        if packing is not None:
+            # Padding stands apart from the sequences and needs no mask.
+            mask, cu_seqlens, hidden = None, packing.bounds, packing.lay(hidden)
+            entity_mask = None if entity_mask is None else packing.lay(entity_mask)
         options = {
             "attention_mask": mask,
             "past_key_values": past_key_values,
@@ -287,6 +343,10 @@ class VortModel(VortPreTrainedModel):
         }
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
         hidden, states, orders = through(hidden, options, bool(output_hidden_states))
+        if packing is not None:
+            hidden = packing.back(hidden, batch)
+            states = [packing.back(x, batch) for x in states]
+            orders = [None if x is None else packing.back(x, batch) for x in orders]
         result = VortModelOutput(
             last_hidden_state=hidden,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
@@ -294,6 +354,35 @@ class VortModel(VortPreTrainedModel):
             orders=tuple(orders) if output_orders else None,
         )
         return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+    def _packing(
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        cache: LayerStates | None,
+        cu_seqlens: Tensor | None,
+        position_ids: Tensor | None,
+        seq_idx: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> Packing | None:
+        """Where sequences of packed rows begin, asked once for all layers; None without any."""
+        named = (cu_seqlens, position_ids, seq_idx)
+        if not kwargs and all(x is None for x in named):
+            return None
+        given = kwargs.get("cu_seq_lens_q") if cu_seqlens is None else cu_seqlens
+        if given is not None and mask is not None:
+            raise ValueError("give attention_mask or cu_seqlens, not both")
+        batch, length = hidden.shape[:2]
+        return Packing.of(
+            batch,
+            length,
+            mask,
+            cu_seqlens=cu_seqlens,
+            continues=cache is not None and cache.load_state(0) is not None,
+            position_ids=position_ids,
+            seq_idx=seq_idx,
+            **kwargs,
+        )
 
     def _through(
         self, hidden: Tensor, options: dict[str, Any], keep: bool
@@ -303,7 +392,7 @@ class VortModel(VortPreTrainedModel):
         orders: list[Tensor | None] = []
         # Where kernels add a block's result as they norm it for the next, it is left to them.
         whole = keep or (self.gradient_checkpointing and self.training)
-        whole = whole or not is_plain(hidden) or is_watched(self.norm)
+        whole = whole or not is_plain(hidden) or not _are_bare(self.norm)
         delta: Tensor | None = None
         for block in self.layers:
             if whole or is_watched(block):
@@ -370,6 +459,9 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_orders: bool = False,
         return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
         """Logits `[B, T, vocab_size]`, and the loss if there are labels.
@@ -379,17 +471,27 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
                 out. Packed sequences should have -100 at each start. In training on a GPU the loss
                 is made without ever holding all logits: `logits` is then None, unless
                 `logits_to_keep` asks for some.
-            logits_to_keep: the last so many positions, or an index of positions; 0: all.
+            logits_to_keep: the last so many positions, or an index of positions; 0: all. The loss
+                is that of the same positions.
+            num_items_in_batch: what the sum of losses is divided by; tokens scored by default.
+            shift_labels: `[B, T]` instead of labels: what position t is scored on, itself.
 
         On a GPU a step of decoding (one token a row, a cache, no gradients) is recorded as a CUDA
         graph and replayed, with the same result.
         """
-        alone = labels is None and inputs_embeds is None and cu_seqlens is None
+        # Not in the signature: Trainer would take it for a label that every batch must have.
+        targets = _targets(labels, kwargs.pop("shift_labels", None))
+        check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
+        alone = targets is None and inputs_embeds is None and cu_seqlens is None
+        # Where sequences begin is asked in the model; a single token begins none.
+        alone = alone and seq_idx is None and not kwargs
+        alone = alone and (position_ids is None or position_ids.shape[-1] == 1)
         quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
         if alone and quiet and entity_mask is None and use_cache is not False:
             replayed = self._replay(input_ids, attention_mask, past_key_values)
             last = isinstance(logits_to_keep, int) and logits_to_keep == 1
-            if replayed is None and last and (use_cache or self.config.use_cache):
+            keeps = (use_cache or self.config.use_cache) and self.model.memory.keeps_state
+            if replayed is None and last and keeps:
                 given = (input_ids, attention_mask, past_key_values)
                 replayed, past_key_values = self._read_prompt(*given)
             if replayed is not None:
@@ -406,12 +508,19 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             output_orders=output_orders,
             return_dict=True,
+            position_ids=position_ids,
+            seq_idx=seq_idx,
+            **kwargs,
         )
         hidden = found.last_hidden_state
+        if targets is not None and targets.shape != hidden.shape[:2]:
+            raise ValueError(
+                f"labels must be {list(hidden.shape[:2])}, one for each position, "
+                f"got {list(targets.shape)}"
+            )
         whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if labels is not None and self.training and whole and is_plain(hidden, self.lm_head):
-            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-            count = kwargs.get("num_items_in_batch")
+        if targets is not None and self.training and whole and is_plain(hidden, self.lm_head):
+            count = num_items_in_batch
             count = (targets != -100).sum() if count is None else count
             total: Any = linear_cross_entropy(hidden, self.lm_head.weight, targets)
             fused = VortCausalLMOutput(
@@ -424,10 +533,13 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, kept])
         loss = None
-        if labels is not None:
-            extra = {key: kwargs[key] for key in ("num_items_in_batch",) if key in kwargs}
+        if targets is not None:
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **extra
+                logits=logits,
+                labels=labels,
+                shift_labels=targets[:, kept].contiguous(),
+                vocab_size=self.config.vocab_size,
+                num_items_in_batch=num_items_in_batch,
             )
         result = VortCausalLMOutput(
             loss=loss,
@@ -448,7 +560,9 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             or not tokens.is_cuda
         ):
             return None
-        if not isinstance(cache, VortCache) or (mask is not None and not bool(mask[:, -1].all())):
+        if not isinstance(cache, VortCache) or (mask is not None and mask.dim() != 2):
+            return None
+        if mask is not None and not (len(mask) == len(tokens) and bool(mask[:, -1:].all())):
             return None
         graph = graph_for(self, cache, tokens)
         return None if graph is None else graph.step(tokens, cache)
@@ -500,11 +614,16 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """`generate` asks for its cache here; ours, whatever kind it would have made."""
         given = model_kwargs.get("past_key_values")
         if given is not None and not isinstance(given, VortCache):
-            kind = type(given).__name__
-            raise TypeError(f"past_key_values must be a VortCache (model.new_cache()), got {kind}")
+            raise TypeError(_wrong_cache(given))
+        if not self.model.memory.keeps_state:
+            # Every token is then read anew with all before it.
+            generation_config.use_cache = model_kwargs["use_cache"] = False
         if given is None and generation_config.use_cache is not False:
             static = generation_config.cache_implementation == "static"
             model_kwargs["past_key_values"] = self.new_cache(static=static)
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None: positions follow from what has been seen."""
 
     @staticmethod
     def create_masks_for_generate(
@@ -526,11 +645,12 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         *args: Any,
+        inputs_embeds: Tensor | None = None,
         entity_mask: Tensor | None = None,
         generated: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What `forward` gets at each step: the entity indicator goes with the prompt alone.
+        """What `forward` gets at each step: embeddings and entities go with the prompt alone.
 
         A generated token is no padding: with a cache it needs no mask, which a recorded step would
         have to wait for the GPU to look at.
@@ -546,9 +666,13 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
             *args,
+            inputs_embeds=inputs_embeds,  # type: ignore[arg-type]
             **kwargs,
         )
+        for name in ("tokenizer", "assistant_tokenizer"):
+            inputs.pop(name, None)  # of stopping at strings: `generate` hands them on to all
         tokens = inputs.get("input_ids")
+        tokens = inputs.get("inputs_embeds") if tokens is None else tokens
         if entity_mask is not None and tokens is not None:
             length = tokens.shape[1]
             if entity_mask.shape[1] >= length and length > 1:
@@ -604,10 +728,27 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     """The mask of the new positions, None where all are tokens: looked at once, for all layers."""
     if attention_mask is None:
         return None
-    mask = attention_mask[:, attention_mask.shape[1] - hidden.shape[1] :]
+    mask = present(attention_mask, *hidden.shape[:2])
     if torch.compiler.is_compiling() or not bool(mask.all()):
         return mask
     return None
+
+
+def _are_bare(*norms: nn.Module) -> bool:
+    """Whether norms are ours and nobody has wrapped or hooked them: else they are called."""
+    return all(type(norm) is RMSNorm for norm in norms) and not is_watched(*norms)
+
+
+def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:
+    """What each position is scored on, `[B, T]`; -100: on nothing."""
+    if labels is None or shift_labels is not None:
+        return shift_labels
+    return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+
+
+def _wrong_cache(given: object) -> str:
+    kind = type(given).__name__
+    return f"past_key_values must be a VortCache (model.new_cache()), got {kind}"
 
 
 def _leaves_to_kernels(hidden: Tensor) -> bool:
@@ -623,3 +764,4 @@ def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
 AutoConfig.register("vort", VortConfig, exist_ok=True)
 AutoModel.register(VortConfig, VortModel, exist_ok=True)
 AutoModelForCausalLM.register(VortConfig, VortForCausalLM, exist_ok=True)
+show_in_transformers(VortForCausalLM)

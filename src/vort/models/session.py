@@ -161,7 +161,7 @@ class VortSession:
         if self._logits is not None:
             tensors["logits"] = self._logits
         for index, state in self._cache.states.items():
-            tensors |= {f"layers.{index}.{name}": x for name, x in state.items()}
+            tensors |= _named(index, state)
         about = {
             "vort": vort.__version__,
             "torch": torch.__version__,
@@ -182,6 +182,7 @@ class VortSession:
         """A saved session, to go on where it was; `model` must be the one that made it."""
         tensors, about = read_state(Path(path))
         _check_origin(Path(path), about, model)
+        _check_contents(Path(path), tensors, about, model)
         session = cls(model, tokenizer, chunk_size=about["chunk_size"])
         session.tokens_seen = about["tokens_seen"]
         session._generator.set_state(tensors.pop("generator"))
@@ -363,14 +364,68 @@ def _weights_digest(model: VortForCausalLM) -> str:
 
 def _check_origin(path: Path, about: dict[str, Any], model: VortForCausalLM) -> None:
     """Raise unless this version and this model can go on with the state."""
-    made_by, here = (version.split(".")[:2] for version in (about["vort"], vort.__version__))
+    saved_by = str(about.get("vort"))
+    made_by, here = (version.split(".")[:2] for version in (saved_by, vort.__version__))
     if made_by != here:
         raise ValueError(
-            f"{path} was saved by vort {about['vort']}, and this is vort {vort.__version__}: "
+            f"{path} was saved by vort {saved_by}, and this is vort {vort.__version__}: "
             "states are exchanged within one minor version only"
         )
     for part, digest in (("config", _config_digest), ("weights", _weights_digest)):
-        if about[part] != digest(model):
+        if about.get(part) != digest(model):
             raise ValueError(
                 f"{path} belongs to another model: its {part} differs from the given model's"
             )
+
+
+def _named(index: int, state: Any) -> dict[str, Tensor]:
+    """The tensors of a layer's state as a file names them."""
+    return {f"layers.{index}.{name}": x for name, x in state.items()}
+
+
+def _check_contents(
+    path: Path, tensors: dict[str, Tensor], about: dict[str, Any], model: VortForCausalLM
+) -> None:
+    """Raise unless the tensors are what this model would have saved; a checksum can be made up."""
+
+    def refuse(problem: str) -> None:
+        raise ValueError(f"{path} is no session of this model: {problem}")
+
+    for name, least in (("tokens_seen", 0), ("chunk_size", 1)):
+        value = about.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            refuse(f"{name} must be an integer from {least} on, got {value!r}")
+    wanted = {"generator": torch.Generator().get_state()}
+    if about["tokens_seen"] > 0:
+        wanted |= _states_of_a_token(model)
+        wanted["logits"] = torch.empty(model.config.vocab_size)
+    if odd := sorted(wanted.keys() ^ tensors.keys()):
+        what = "is missing" if odd[0] in wanted else "has no place in it"
+        refuse(f"{odd[0]} {what}")
+    grows = model.new_cache().grows
+    for name, like in wanted.items():
+        x = tensors[name]
+        floats = x.is_floating_point() and like.is_floating_point()
+        if x.dtype != like.dtype and not floats:
+            refuse(f"{name} must be {like.dtype}, got {x.dtype}")
+        shape, expected = list(x.shape), list(like.shape)
+        if grows and ".memory." in name and len(shape) == len(expected) > 1:
+            shape[1] = expected[1]  # as many as it has seen
+        if shape != expected:
+            refuse(f"{name} must have shape {expected}, got {list(x.shape)}")
+        if floats and not bool(torch.isfinite(x).all()):
+            refuse(f"{name} must be finite")
+        if name.endswith(".seen") and bool(((x < 0) | (x > about["tokens_seen"])).any()):
+            refuse(f"{name} must lie in 0..{about['tokens_seen']}, got {x.tolist()}")
+
+
+@torch.no_grad()
+def _states_of_a_token(model: VortForCausalLM) -> dict[str, Tensor]:
+    """What a session holds of the layers after one token."""
+    cache = model.new_cache()
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    model(input_ids=token, past_key_values=cache, use_cache=True)
+    found: dict[str, Tensor] = {}
+    for index, state in cache.states.items():
+        found |= _named(index, state)
+    return found

@@ -33,8 +33,10 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors (on the CPU) and the JSON object of a file written by `write_state`."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"no session at {path}")
+    if not path.is_file():  # reading a pipe would never end
+        raise ValueError(f"{path} is no regular file, so it cannot be a session")
     try:
         with safe_open(str(path), framework="pt") as stored:
             metadata = stored.metadata() or {}
@@ -48,7 +50,13 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if metadata.get("sha256") != _digest(tensors, metadata.get("about", "")):
         raise ValueError(f"{path} is damaged: its contents do not match their checksum")
-    return tensors, json.loads(metadata["about"])
+    try:
+        about = json.loads(metadata.get("about", ""))
+    except json.JSONDecodeError:
+        about = None
+    if not isinstance(about, dict):
+        raise ValueError(f"{path} is damaged: what it says about itself is no JSON object")
+    return tensors, about
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

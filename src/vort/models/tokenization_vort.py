@@ -1,6 +1,7 @@
 """Text as bytes, behind Hugging Face's tokenizer interface."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, BatchEncoding, PreTrainedTokenizer
 
 from vort.models.configuration_vort import VortConfig
+from vort.models.folder import write_code
 
 __all__ = ["ByteTokenizer"]
 
@@ -38,6 +40,7 @@ class ByteTokenizer(PreTrainedTokenizer):
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
     vocab_files_names: dict[str, str] = {}  # noqa: RUF012
+    _auto_map = {"AutoTokenizer": ["vort_auto.ByteTokenizer", None]}  # noqa: RUF012
 
     def __init__(
         self,
@@ -56,6 +59,16 @@ class ByteTokenizer(PreTrainedTokenizer):
         )
         # The base class takes this setting without saving it.
         self.init_kwargs["special_tokens_pattern"] = self.special_tokens_pattern
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Write the tokenizer to a folder, and beside it where the Auto classes find this one."""
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        write_code(save_directory)
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoTokenizer") -> None:
+        """Nothing to do: saved folders name `vort_auto.py`, no copy of this file."""
 
     @property
     def vocab_size(self) -> int:

@@ -5,6 +5,7 @@ Here `retention` is the function; its folder's files are reached as
 """
 
 from vort.ops.feature_maps import FeatureMap, feature_map
+from vort.ops.gpu.launcher import without_kernels
 from vort.ops.local_attention import LocalState, apply_rope, attend_locally, local_attention
 from vort.ops.order_weights import order_weights
 from vort.ops.retention import (
@@ -36,4 +37,5 @@ __all__ = [
     "retention_step",
     "rms_norm",
     "shared_basis",
+    "without_kernels",
 ]

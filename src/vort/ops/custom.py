@@ -3,7 +3,8 @@
 Two ways lead to the same pair of functions. Whatever traces (`torch.compile`, fake tensors) sees
 two operators of torch.library, opaque and with known shapes: no graph break, and nothing unrolled.
 Calls that nothing traces take an autograd function, which costs the host far less than an operator
-does. Neither way has a second derivative.
+does. Neither way has a second derivative: where one is asked for, and under torch.func, the same
+is computed by plain PyTorch, for those ops that say how.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +14,9 @@ from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
+
+from vort.ops.gpu.launcher import transformed
 
 __all__ = ["Some", "Tensors", "custom_op", "traced"]
 
@@ -36,6 +38,7 @@ def custom_op(
     shown: int = 1,
     saved: tuple[str, ...] = (),
     forget: tuple[str, ...] = (),
+    plain: Callable[[Inputs], Tensors] | None = None,
 ) -> Callable[[Inputs], tuple[Any, ...]]:
     """Return a function of `inputs` that gives the first `shown` outputs of `forward`.
 
@@ -54,7 +57,11 @@ def custom_op(
     where something traces.
     forget: inputs the backward does without, and finds as None. A gradient to one of them has the
     shape and type of the first output's.
+    plain(inputs): the outputs shown, by PyTorch's own ops, which can be differentiated any number
+    of times and any way; memory need not matter. Not together with `forget`.
     """
+    if plain is not None and forget:
+        raise ValueError(f"plain needs all inputs, but {', '.join(forget)} would be forgotten")
     types = get_type_hints(inputs)
     names = list(types)
     tensors = sum(types[n] in (Tensor, Tensor | None) for n in names)
@@ -92,7 +99,30 @@ def custom_op(
     def direct_backward(ctx: Any, *grads: Tensor | None) -> Tensors:
         held, needs = ctx.saved_tensors, needs_of(ctx)
         given = inputs(*held[:tensors], *ctx.options)
+        if torch.is_grad_enabled():  # somebody means to differentiate what comes out
+            return at_inputs(again(given, grads, needs), needs)
         return at_inputs(backward(given, held[tensors:], grads, needs), needs)
+
+    def again(given: Inputs, grads: Tensors, needs: list[bool]) -> Tensors:
+        """What `backward` returns, with a history."""
+        if plain is None:
+            raise RuntimeError(
+                f"{name} has no second derivative: compute it under vort.ops.without_kernels()"
+            )
+        # One view for each input: the same tensor may be several of them.
+        apart = [x if x is None else x.view_as(x) for x in given[:tensors]]
+        arguments: Any = (*apart, *given[tensors:])
+        found = plain(inputs(*arguments))
+        reached = [
+            (y, dy)
+            for y, dy in zip(found, grads, strict=True)
+            if y is not None and dy is not None and y.requires_grad
+        ]
+        asked = [apart[i] for i, needed in zip(wanted, needs, strict=True) if needed]
+        ys, dys = [y for y, _ in reached], [dy for _, dy in reached]
+        options = {"create_graph": True, "allow_unused": True}
+        came = iter(torch.autograd.grad(ys, asked, dys, **options) if ys else [None] * len(asked))  # type: ignore[arg-type]
+        return tuple(next(came) if needed else None for needed in needs)
 
     # a class of the op's name: autograd and profilers show it
     direct: Any = type(
@@ -100,7 +130,7 @@ def custom_op(
         (torch.autograd.Function,),
         {
             "forward": staticmethod(direct_forward),
-            "backward": staticmethod(once_differentiable(direct_backward)),
+            "backward": staticmethod(direct_backward),
         },
     )
 
@@ -108,6 +138,8 @@ def custom_op(
     quick = super(torch.autograd.Function, direct).apply
 
     def run(given: Inputs) -> tuple[Any, ...]:
+        if plain is not None and transformed():
+            return plain(given)
         if not torch.is_grad_enabled():
             return forward(given)[:shown]
         if torch._C._are_functorch_transforms_active():

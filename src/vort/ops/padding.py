@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Padding", "keep_last", "pad_packed"]
+__all__ = ["Padding", "keep_last", "pad_packed", "present"]
 
 
 class Padding(NamedTuple):
@@ -37,17 +37,7 @@ class Padding(NamedTuple):
         """
         if attention_mask is None:
             return None
-        if attention_mask.dim() != 2 or attention_mask.shape[0] != batch:
-            raise ValueError(
-                f"attention_mask must be [{batch}, {length} or more], "
-                f"got shape {tuple(attention_mask.shape)}"
-            )
-        if attention_mask.shape[1] < length:
-            raise ValueError(
-                f"attention_mask must cover {length} positions, got {attention_mask.shape[1]}"
-            )
-        # A mask of past and present positions comes with a cache: the past has been dealt with.
-        mask = attention_mask[:, attention_mask.shape[1] - length :].bool()
+        mask = present(attention_mask, batch, length).bool()
         if not torch.compiler.is_compiling() and bool(mask.all()):
             return None
         order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
@@ -77,6 +67,23 @@ class Padding(NamedTuple):
     def cu_seqlens(self) -> Tensor:
         """Bounds of the packed rows, `[B + 1]`."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
+
+
+def present(attention_mask: Tensor, batch: int, length: int) -> Tensor:
+    """The mask of the last `length` positions, `[B, length]`; refused where it does not cover them.
+
+    A mask of past and present positions comes with a cache: the past has been dealt with.
+    """
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch:
+        raise ValueError(
+            f"attention_mask must be [{batch}, {length} or more], "
+            f"got shape {tuple(attention_mask.shape)}"
+        )
+    if attention_mask.shape[1] < length:
+        raise ValueError(
+            f"attention_mask must cover {length} positions, got {attention_mask.shape[1]}"
+        )
+    return attention_mask[:, attention_mask.shape[1] - length :]
 
 
 def pad_packed(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,8 @@ class HeadsCase(NamedCase):
     rope: bool = True
     seen: bool = False
     sliced: bool = False  # x is a part of wider rows
+    features: int = 0  # logits of learned maps
+    absent: tuple[str, ...] = ()  # outputs that nothing is sent back to
 
 
 def make_inputs(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, Any]:
@@ -44,7 +46,17 @@ def make_inputs(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> 
     wide = torch.full((*rows, channels + 16), torch.nan, device=device, dtype=dtype)
     x = wide[..., 8 : 8 + channels] if case.sliced else wide[..., :channels].contiguous()
     x.copy_(normal(*rows, channels))
-    sizes = (case.heads, case.kv_heads, case.kv_heads, case.heads, case.kv_heads)
+    kept = 2 * case.features or case.dim
+    turned = case.dim if case.rope else kept
+    sizes = {
+        "q": (case.heads, kept),
+        "k": (case.kv_heads, kept),
+        "v": (case.kv_heads, case.dim),
+        "turned q": (case.heads, turned),
+        "turned k": (case.kv_heads, turned),
+        "near v": (case.kv_heads, case.dim),
+    }
+    weight = (case.heads, case.dim, case.features)
     return {
         "x": x,
         "weight": normal(channels, case.size),
@@ -54,7 +66,9 @@ def make_inputs(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> 
         "seen": torch.randint(0, 100, (case.batch,), generator=generator).to(device)
         if case.seen
         else None,
-        "grads": [normal(*rows, n, case.dim) for n in sizes],
+        "q_map": 0.5 * normal(*weight) if case.features else None,
+        "k_map": 0.5 * normal(*weight) if case.features else None,
+        "grads": {n: normal(*rows, *size) for n, size in sizes.items() if n not in case.absent},
     }
 
 
@@ -80,25 +94,31 @@ def exact(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
             h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * given[n]
             for h, n in ((q, "q_norm"), (k, "k_norm"))
         )
-    if not case.rope:
-        return [q, k, v, q, k]
-    half = torch.arange(0, case.dim, 2, device=x.device, dtype=torch.float64) / case.dim
-    place = (position - start).double().expand(case.batch, -1)
-    if given["seen"] is not None:
-        place = place + given["seen"][:, None]
-    angle = place[..., None, None] * 10000.0**-half
-    turned = []
-    for h in (q, k):
-        a, b = h.chunk(2, -1)
+    turned: list[Tensor] = []
+    if case.rope:
+        half = torch.arange(0, case.dim, 2, device=x.device, dtype=torch.float64) / case.dim
+        place = (position - start).double().expand(case.batch, -1)
+        if given["seen"] is not None:
+            place = place + given["seen"][:, None]
+        angle = place[..., None, None] * 10000.0**-half
         c, s = angle.cos(), angle.sin()
-        turned.append(torch.cat([a * c - b * s, b * c + a * s], -1))
-    return [q, k, v, *turned]
+        halves = [h.chunk(2, -1) for h in (q, k)]
+        turned = [torch.cat([a * c - b * s, b * c + a * s], -1) for a, b in halves]
+    if case.features:
+        q, k = (
+            torch.cat([logits.softmax(-1), (-logits).softmax(-1)], -1)
+            for logits in (
+                torch.einsum("bthd,hdm->bthm", h, given[n]) for h, n in ((q, "q_map"), (k, "k_map"))
+            )
+        )
+    return [q, k, v, *(turned if case.rope else (q, k)), v]
 
 
 def fused(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
     """The kernels."""
     from vort.ops.short_convolution import _age
-    from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table
+    from vort.ops.short_convolution.tiles import Inputs, heads_fused
+    from vort.ops.short_convolution.triton import turn_table
 
     x = given["x"]
     age = None
@@ -110,10 +130,15 @@ def fused(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
         if given["seen"] is not None:
             positions = given["seen"][:, None] + torch.arange(case.length, device=x.device)
         cos, sin = turn_table(positions, case.dim, 10000.0, x.device)
-    sizes = (case.heads, case.kv_heads, 1e-6)
-    norms = (given["q_norm"], given["k_norm"])
-    out = heads_fused(Inputs(x, given["weight"], given["state"], age, *norms, cos, sin, *sizes))
-    return [*out[:3], out[0] if out[3] is None else out[3], out[1] if out[4] is None else out[4]]
+    rest = (given["q_norm"], given["k_norm"], cos, sin, given["q_map"], given["k_map"])
+    sizes = (case.heads, case.kv_heads, 1e-6, True)
+    out = heads_fused(Inputs(x, given["weight"], given["state"], age, *rest, *sizes))
+    turned = [plain if y is None else y for y, plain in zip(out[3:5], out, strict=False)]
+    return [*out[:3], *turned, out[5]]
+
+
+WEIGHTS = ("x", "weight", "q_norm", "k_norm", "q_map", "k_map")
+NAMES = ("q", "k", "v", "turned q", "turned k", "near v")
 
 
 def outputs_and_gradients(case: HeadsCase, given: dict[str, Any], wide: bool) -> dict[str, Tensor]:
@@ -121,13 +146,15 @@ def outputs_and_gradients(case: HeadsCase, given: dict[str, Any], wide: bool) ->
     leaves = {
         name: (x.double() if wide else x).detach().requires_grad_()
         for name, x in given.items()
-        if name in ("x", "weight", "q_norm", "k_norm") and x is not None
+        if name in WEIGHTS and x is not None
     }
-    outputs = (exact if wide else fused)(case, {**given, **leaves})
-    grads = [g.to(y.dtype) for g, y in zip(given["grads"], outputs, strict=True)]
-    found = torch.autograd.grad(outputs, list(leaves.values()), grads)
-    names = ("q", "k", "v", "turned q", "turned k", *(f"d{name}" for name in leaves))
-    return dict(zip(names, (*outputs, *found), strict=True))
+    outputs = dict(zip(NAMES, (exact if wide else fused)(case, {**given, **leaves}), strict=True))
+    grads = {n: g.to(outputs[n].dtype) for n, g in given["grads"].items()}
+    found = torch.autograd.grad(
+        [outputs[n] for n in grads], list(leaves.values()), list(grads.values()),
+        allow_unused=True, materialize_grads=True,
+    )  # fmt: skip
+    return outputs | dict(zip((f"d{name}" for name in leaves), found, strict=True))
 
 
 def relative_errors(
@@ -141,7 +168,9 @@ def relative_errors(
     for name, truth in outputs_and_gradients(case, given, wide=True).items():
         if not torch.equal(got[name], again[name]):
             errors[f"{name} differs between two runs"] = float("nan")
-        errors[name] = ((got[name].double() - truth).norm() / truth.norm()).item()
+        difference = (got[name].double() - truth).norm()
+        # what has no gradient has none to the bit
+        errors[name] = (difference / truth.norm() if truth.any() else difference).item()
     return errors
 
 
@@ -160,13 +189,12 @@ def step_errors(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> 
         cos, sin = turn_table(positions, case.dim, 10000.0, x.device)
         one = x[:, t : t + 1]
         parts.append(heads_step(Inputs(one, weight, state, None, *rest, cos, sin, *sizes)))
-    whole = exact(case, {n: y.double() if n in ("x", "weight", "q_norm", "k_norm") else y
-                         for n, y in given.items()})  # fmt: skip
-    names = ("q", "k", "v", "turned q", "turned k")
+    wide = {n: y.double() if n in WEIGHTS and y is not None else y for n, y in given.items()}
+    whole = exact(case, wide)[:5]
     found = (torch.cat(steps, 1) for steps in zip(*parts, strict=True))
     errors = {
         name: ((got.double() - y).norm() / y.norm()).item()
-        for name, got, y in zip(names, found, whole, strict=True)
+        for name, got, y in zip(NAMES, found, whole, strict=False)
     }
     return errors | {"state": (state - x[:, case.length - case.size + 1 :]).double().norm().item()}
 
@@ -179,13 +207,28 @@ CASES = [
     HeadsCase(batch=3, length=1, state=True, seen=True),
     HeadsCase(length=4, state=True, seen=True),
     HeadsCase(batch=3, length=1, state=True, seen=True, sliced=True),
+    HeadsCase(length=9, heads=3, kv_heads=0, norm=False, rope=False),
+    HeadsCase(length=7, features=4),
+    HeadsCase(batch=1, length=9, dim=6, features=3, size=3, norm=False, bounds=(0, 2, 7)),
+    HeadsCase(length=3, features=8, rope=False, state=True, sliced=True),
+    HeadsCase(length=6, absent=("turned q", "near v", "k")),
+    HeadsCase(length=6, features=4, absent=("q", "k", "v")),
+    HeadsCase(length=6, features=4, absent=("turned q", "turned k", "near v", "v")),
 ]
-# For kernels made to walk a few steps at a time.
-LONG = [HeadsCase(batch=1, length=35), HeadsCase(batch=1, length=21, heads=1, kv_heads=1, size=3)]
+# For kernels made to take a few positions at a time.
+LONG = [
+    HeadsCase(batch=1, length=70, heads=1, kv_heads=1),
+    HeadsCase(batch=3, length=35, heads=1, kv_heads=1, size=3, features=4, state=True),
+    HeadsCase(batch=1, length=45, heads=1, kv_heads=1, size=2, features=4, bounds=(0, 14, 15, 31)),
+]
 GPU_CASES = [
     *CASES,
     HeadsCase(batch=1, length=140, heads=10, kv_heads=10, sliced=True),
     HeadsCase(length=1031, heads=16, kv_heads=16, dim=64),
+    HeadsCase(length=1031, heads=16, kv_heads=16, dim=64, features=32),
     HeadsCase(batch=1, length=3000, heads=8, kv_heads=2, dim=128, bounds=(0, 1000, 1001, 2500)),
+    HeadsCase(batch=1, length=700, heads=4, kv_heads=4, dim=128, features=64, state=True),
+    HeadsCase(batch=1, length=700, heads=4, kv_heads=4, dim=32, features=64, bounds=(0, 1, 500)),
+    HeadsCase(batch=5, length=130, heads=3, kv_heads=3, dim=80, features=40, size=3),
 ]
 STEPS = [HeadsCase(length=6), HeadsCase(batch=1, length=4, kv_heads=1, size=2)]

@@ -1,9 +1,18 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
+from unittest import mock
+
 import torch
 
-from tests.ops.interpreter import check_claim
-from tests.ops.short_convolution.cases import CASES, LONG, STEPS, relative_errors, step_errors
+from tests.ops.interpreter import check_claim, kernels_everywhere
+from tests.ops.short_convolution.cases import (
+    CASES,
+    LONG,
+    STEPS,
+    WEIGHTS,
+    relative_errors,
+    step_errors,
+)
 
 BOUND = 2e-6
 
@@ -14,10 +23,12 @@ def every_output_and_gradient_equals_exact() -> None:
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
 
 
-def long_walks_equal_exact() -> None:
-    from vort.ops.short_convolution import triton
+def many_blocks_equal_exact() -> None:
+    from vort.ops.gpu.launcher import Tile
+    from vort.ops.short_convolution import tiles
 
-    triton.STEPS, triton.STEPS_BACK, triton.GROUP = 16, 8, 1
+    small = dict.fromkeys((2, 4), (Tile(16, 4, 1), Tile(16, 4, 1)))
+    tiles.FORWARD, tiles.BACKWARD, tiles.PROGRAMS = small, small, 6
     for seed, case in enumerate(LONG):
         errors = relative_errors(case, torch.float32, "cpu", seed)
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
@@ -25,13 +36,14 @@ def long_walks_equal_exact() -> None:
 
 def obeys_torch_library() -> None:
     from tests.ops.short_convolution.cases import HeadsCase, make_inputs
-    from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table
+    from vort.ops.short_convolution.tiles import Inputs, heads_fused
+    from vort.ops.short_convolution.triton import turn_table
 
-    given = make_inputs(HeadsCase(length=5), torch.float32, "cpu", 0)
-    tensors = [given[n].requires_grad_() for n in ("x", "weight", "q_norm", "k_norm")]
+    given = make_inputs(HeadsCase(length=5, features=4), torch.float32, "cpu", 0)
+    x, weight, q_norm, k_norm, *maps = (given[n].requires_grad_() for n in WEIGHTS)
     cos, sin = turn_table(5, 8, 10000.0, torch.device("cpu"))
-    x, weight, q_norm, k_norm = tensors
-    inputs = Inputs(x, weight, None, None, q_norm, k_norm, cos, sin, 2, 2, 1e-6)
+    rest = (q_norm, k_norm, cos, sin, *maps)
+    inputs = Inputs(x, weight, None, None, *rest, 2, 2, 1e-6, False)
     heads_fused(inputs)
     torch.library.opcheck(torch.ops.vort.heads.default, tuple(inputs))
 
@@ -40,6 +52,24 @@ def steps_in_place_equal_the_whole() -> None:
     for seed, case in enumerate(STEPS):
         errors = step_errors(case, torch.float32, "cpu", seed)
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def who_watches_a_memory_sees_heads() -> None:
+    """Features are made with the heads, but not where a hook waits for queries and keys."""
+    from vort.layers import VortAttention
+    from vort.plasticity import record_memories
+
+    with kernels_everywhere(True):
+        layer = VortAttention(hidden_size=16, num_attention_heads=2, num_features=4, horizon=100)
+        x = torch.randn(1, 5, 16)
+        with mock.patch.object(layer.memory, "_map", side_effect=AssertionError):
+            alone, _ = layer(x)
+        with record_memories(layer) as found:
+            watched, _ = layer(x)
+    _, inputs = found[0]
+    assert not inputs.mapped
+    assert inputs.q.shape[-1] == 8
+    assert (alone - watched).norm() <= 1e-5 * watched.norm()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The PyTorch form against the definition, states and packed sequences, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,16 +18,19 @@ def test_heads_equal_the_definition(case: HeadsCase) -> None:
         q_norm=given["q_norm"], k_norm=given["k_norm"],
         rope_base=10000.0 if case.rope else None, seen=given["seen"], cu_seqlens=bounds,
     )  # fmt: skip
-    for got, wanted in zip(heads[:5], exact(case, given), strict=True):
+    assert not heads.mapped
+    for got, wanted in zip(heads[:6], exact(replace(case, features=0), given), strict=True):
         torch.testing.assert_close(got, wanted)
 
 
 def test_without_a_convolution_heads_are_the_projections() -> None:
     x = torch.randn(2, 5, 24)
-    q, k, v, turned_q, turned_k, state, again = to_heads([x], 2, 1)
+    q, k, v, turned_q, turned_k, near_v, state, mapped, again = to_heads([x], 2, 1)
     assert torch.equal(torch.cat([q, k, v], 2).flatten(2), x)
     assert turned_q is q
     assert turned_k is k
+    assert near_v is v
+    assert not mapped
     assert state is None
     assert again is None
 

@@ -29,6 +29,7 @@ a constant of 1e-6 then erases the answer; 1e-20 does not, and float32 holds bot
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,7 +153,24 @@ class FavorFeatures(FeatureMap):
             raise ValueError(f"max_norm must be positive or None, got {max_norm}")
         self.orthogonal = orthogonal
         self.max_norm = max_norm
-        self.register_buffer("projection", self._draw(generator))
+        drawn = self._draw(generator)
+        # Built on the meta device, it is there like everything else, to be drawn when it leaves.
+        built_on_meta = torch.empty(0).is_meta
+        self.drawn = not built_on_meta
+        self.register_buffer("projection", drawn.to("meta") if built_on_meta else drawn)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "FavorFeatures":
+        """As for every module; a projection that leaves the meta device is drawn."""
+        was_meta = self.projection.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if was_meta and not self.projection.is_meta:
+            self.redraw()
+        return self
+
+    def reset_parameters(self) -> None:
+        """Draw the projection where it has never been: made on the meta device, and not loaded."""
+        if not self.drawn:
+            self.redraw()
 
     def _draw(self, generator: torch.Generator | None) -> Tensor:
         return draw_projection(
@@ -167,6 +185,7 @@ class FavorFeatures(FeatureMap):
         other features than it ran with. A memory filled under the old projection is void.
         """
         self.projection.copy_(self._draw(generator))
+        self.drawn = not self.projection.is_meta
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features; products of two estimate exp(q·k/sqrt(head_dim))."""

@@ -8,24 +8,55 @@ directly, unless a profiler has asked Triton to be told.
 """
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = [
     "Tile", "dense", "has_triton", "kernels_take", "launch", "power_of_two", "require_kernels",
+    "transformed", "without_kernels",
 ]  # fmt: skip
 
 # Asked once: torch.compile does not trace a search for packages.
 _FOUND = importlib.util.find_spec("triton") is not None
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+_switched_off = 0
 
 
 def has_triton() -> bool:
     """Whether the triton package is installed."""
     return _FOUND
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Within, all is computed by PyTorch alone, on a GPU too: for what kernels cannot do.
+
+    Kernels have a gradient and no second one.
+
+    >>> with without_kernels():
+    ...     kernels_take(torch.zeros(3))
+    False
+    """
+    global _switched_off
+    _switched_off += 1
+    try:
+        yield
+    finally:
+        _switched_off -= 1
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward-mode differentiation looks on, which know PyTorch alone."""
+    if torch.compiler.is_compiling():
+        return False
+    current: int = forward_ad._current_level
+    return bool(torch._C._are_functorch_transforms_active()) or current >= 0
 
 
 def kernels_take(*tensors: Tensor) -> bool:
@@ -38,7 +69,8 @@ def kernels_take(*tensors: Tensor) -> bool:
     for x in tensors:
         if x.device.type != "cuda" or x.dtype != dtype:
             return False
-    return dtype in (torch.bfloat16, torch.float32) and has_triton()
+    known = dtype in (torch.bfloat16, torch.float32) and has_triton()
+    return known and not _switched_off and not transformed()
 
 
 def require_kernels(device: torch.device, instead: str) -> None:

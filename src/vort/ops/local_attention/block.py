@@ -268,6 +268,28 @@ def _shapes(inputs: Inputs) -> Tensors:
     return v.new_empty(*rows, v.shape[-1]), entropy
 
 
+def _plain(inputs: Inputs) -> Tensors:
+    """The same with every weight there at once, in O(T²) memory."""
+    q, k, v, start, valid, window, scale, with_entropy = inputs
+    dtype, groups = _working_dtype(q, k, v), k.shape[2]
+    key = torch.arange(k.shape[1], device=q.device)
+    lag = key[k.shape[1] - q.shape[1] :, None] - key
+    allowed = (lag >= 0) & (lag < window)
+    allowed = allowed if start is None else allowed & (key >= start[:, None])
+    allowed = allowed[None] if valid is None else allowed & valid[:, None]
+    forbidden = ~allowed[:, None, None]
+    with torch.autocast(q.device.type, enabled=False):
+        rows = q.to(dtype).unflatten(2, (groups, -1))
+        scores = torch.einsum("btgrd,bjgd->bgrtj", rows, k.to(dtype)) * scale
+        scores = scores.masked_fill(forbidden, MASKED)
+        p = scores.softmax(-1).masked_fill(forbidden, 0)
+        o = torch.einsum("bgrtj,bjgv->btgrv", p, v.to(dtype)).flatten(2, 3).to(v.dtype)
+        if not with_entropy:
+            return o, None
+        log_p = scores.log_softmax(-1).masked_fill(forbidden, 0)
+        return o, -(p * log_p).sum(-1).permute(0, 3, 1, 2).flatten(2, 3)
+
+
 _attend = custom_op(
     "vort::local_attention",
     Inputs,
@@ -278,6 +300,7 @@ _attend = custom_op(
     shown=2,
     saved=("o", "entropy"),
     gradients=("q", "k", "v"),
+    plain=_plain,
 )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vort.names import check_choice
-from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels
+from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels, transformed
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.chunk.layout import SHORTEST
 from vort.ops.retention.exact import retention_exact
@@ -137,7 +137,11 @@ def _choose(
             )
     if backend != "auto":
         return backend, "asked for"
-    if cu_seqlens is None and chunk_size is None and q.shape[1] <= _FEW_TOKENS:
+    if transformed():
+        return "exact", "torch.func takes PyTorch's own ops"
+    # In a traced program a length may stand for many: only a single token is known to be one.
+    few = 1 if torch.compiler.is_compiling() else _FEW_TOKENS
+    if cu_seqlens is None and chunk_size is None and q.shape[1] <= few:
         if q.shape[1] == 1 and not tracked and kernels_take(q):
             return "triton", "one token on a GPU with Triton"
         return "recurrent", "{length} tokens, as in decoding"
@@ -147,6 +151,8 @@ def _choose(
         return "chunk", f"{str(q.dtype).removeprefix('torch.')} is beyond the GPU kernels"
     if not has_triton():
         return "chunk", "a GPU, but Triton is not installed"
+    if not kernels_take(q):
+        return "chunk", "a GPU, but kernels are switched off"
     return "triton", "a GPU with Triton, {length} tokens"
 
 

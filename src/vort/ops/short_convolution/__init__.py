@@ -1,8 +1,9 @@
 """A causal convolution over the last few positions, each channel by itself, then silu.
 
 `short_convolution` is the op alone. `to_heads` is what a layer does with it: convolution, RMS norm
-of each head's queries and keys, and RoPE for the part of the layer that wants it. On a GPU
-`triton.py` does all of it in one walk along time; elsewhere it is a few lines of PyTorch.
+of each head's queries and keys, RoPE for the part of the layer that wants it, and learned features
+for the part that wants those. On a GPU `tiles.py` does all of it in one pass, and `triton.py` one
+position; elsewhere it is a few lines of PyTorch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,21 +23,26 @@ from vort.ops.rms_norm import rms_norm
 
 __all__ = ["Heads", "computed_again", "short_convolution", "to_heads"]
 
-# The kernels keep the last inputs in registers by name.
+# Taps that kernels have by name.
 LONGEST = 4
+# The most coordinates of a head, and the most logits of its map, that fit in registers together.
+WIDEST = 128
 
 
 class Heads(NamedTuple):
     """What a layer's parts are given.
 
     Attributes:
-        q: queries `[B, T, H, D]`.
-        k: keys `[B, T, Hkv, D]`.
+        q: queries `[B, T, H, D]`; their features `[B, T, H, 2 M]` where `mapped`.
+        k: keys `[B, T, Hkv, D]`, likewise.
         v: values `[B, T, Hkv, D]`.
         turned_q: queries turned by RoPE; the same as q without it.
         turned_k: keys, likewise.
+        near_v: values again, for whoever reads turned heads: two readers' gradients then meet where
+            they are used.
         state: `[B, W - 1, C]`, the last inputs of the convolution, where asked for.
-        again: computes the first five once more; None where they are as well kept.
+        mapped: whether q and k went through their feature maps.
+        again: computes the first six once more; None where they are as well kept.
     """
 
     q: Tensor
@@ -44,7 +50,9 @@ class Heads(NamedTuple):
     v: Tensor
     turned_q: Tensor
     turned_k: Tensor
+    near_v: Tensor
     state: Tensor | None
+    mapped: bool = False
     again: Callable[[], Sequence[Tensor]] | None = None
 
 
@@ -80,9 +88,9 @@ def short_convolution(
     # Channels by twos: what the kernels call a head is any even number of them.
     size = next((d for d in (64, 32, 16, 8, 4, 2) if x.shape[2] % d == 0), 0)
     if size and _fused(x, weight, past):
-        from .triton import Inputs, heads_fused
+        from .tiles import Inputs, heads_fused
 
-        options = (None, None, None, None, x.shape[2] // size, 0, 0.0)
+        options = (None, None, None, None, None, None, x.shape[2] // size, 0, 0.0, False)
         y = heads_fused(Inputs(x, weight, past, age, *options))[0].flatten(2)
     else:
         y = _composed(x, weight, past, age)
@@ -100,6 +108,7 @@ def to_heads(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     rope_base: float | None = None,
+    features: tuple[Tensor, Tensor] | None = None,
     seen: Tensor | None = None,
     lengths: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
@@ -119,6 +128,8 @@ def to_heads(
         k_norm: `[D]` of the keys', likewise.
         eps: of both norms.
         rope_base: base of RoPE; None: nothing is turned.
+        features: weights `[H, D, M]` of the learned maps of queries and of keys, to be applied by
+            the kernels where they can; `Heads.mapped` says whether they were.
         seen: `[B]` positions before `x` in each row; none by default.
         lengths: `[B]` real positions at the front of each row; all of them by default.
         cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; not together with a state.
@@ -143,9 +154,9 @@ def to_heads(
         _check(x, weight, state, cu_seqlens)
     even = x.shape[2] // (num_heads + 2 * num_key_value_heads) % 2 == 0
     if weight is not None and even and _fused(x, weight, past):
-        return _walked(
+        return _by_kernels(
             x, num_heads, num_key_value_heads, weight, past, age, q_norm, k_norm, eps, rope_base,
-            seen, lengths, output_state, in_place and past is state,
+            features, seen, lengths, output_state, in_place and past is state,
         )  # fmt: skip
     if not parts:
         y = x if weight is None else _composed(x, weight, past, age)
@@ -159,10 +170,10 @@ def to_heads(
         position = position if seen is None else seen[:, None] + position
         turned = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
     keeps = output_state and weight is not None
-    return Heads(q, k, v, *turned, _after(x, weight, past, lengths) if keeps else None)  # type: ignore[arg-type]
+    return Heads(q, k, v, *turned, v, _after(x, weight, past, lengths) if keeps else None)  # type: ignore[arg-type]
 
 
-def _walked(
+def _by_kernels(
     x: Tensor,
     num_heads: int,
     num_key_value_heads: int,
@@ -173,13 +184,14 @@ def _walked(
     k_norm: Tensor | None,
     eps: float,
     rope_base: float | None,
+    features: tuple[Tensor, Tensor] | None,
     seen: Tensor | None,
     lengths: Tensor | None,
     output_state: bool,
     in_place: bool,
 ) -> Heads:
     """`to_heads` by the kernels."""
-    from .triton import Inputs, heads_again, heads_fused, heads_step, turn_table
+    from . import tiles, triton
 
     dim = x.shape[2] // (num_heads + 2 * num_key_value_heads)
     cos = sin = None
@@ -189,36 +201,58 @@ def _walked(
             positions = seen[:, None]
             if x.shape[1] > 1:
                 positions = positions + torch.arange(x.shape[1], device=x.device)
-        cos, sin = turn_table(positions, dim, rope_base, x.device)
+        cos, sin = triton.turn_table(positions, dim, rope_base, x.device)
     sizes = (num_heads, num_key_value_heads, eps)
-    inputs = Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
     moves = in_place and output_state and x.shape[1] == 1 and lengths is None
     if moves and state is not None and state.is_contiguous():
-        q, k, v, turned_q, turned_k = heads_step(inputs)
-        after: Tensor | None = state
-    else:
-        q, k, v, turned_q, turned_k = heads_fused(inputs)
-        after = _after(x, weight, state, lengths) if output_state else None
-    if turned_q is None:
-        return Heads(q, k, v, q, k, after)
+        step = triton.Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
+        q, k, v, turned_q, turned_k = triton.heads_step(step)
+        return Heads(q, k, v, *((q, k) if turned_q is None else (turned_q, turned_k)), v, state)
+    maps = features if features is not None and _fit(x, dim, *features) else (None, None)
+    twice = cos is not None
+    given = (x, weight, state, age, q_norm, k_norm, cos, sin, *maps, *sizes, twice)
+    inputs = tiles.Inputs._make(given)
+    q, k, v, turned_q, turned_k, near_v = tiles.heads_fused(inputs)
+    after = _after(x, weight, state, lengths) if output_state else None
+    mapped = maps[0] is not None
     again = None
-    if q.requires_grad and not traced(x):
+    if turned_q is None:
+        turned_q, turned_k = q, k
+    elif q.requires_grad and not traced(x):
         plain: Any = [t.detach() if isinstance(t, Tensor) else t for t in inputs]
-        again = partial(heads_again, Inputs(*plain))
-    return Heads(q, k, v, turned_q, turned_k, after, again)
+        again = partial(tiles.heads_again, tiles.Inputs(*plain))
+    near_v = v if near_v is None else near_v
+    return Heads(q, k, v, turned_q, turned_k, near_v, after, mapped, again)
+
+
+def _fit(x: Tensor, dim: int, *maps: Tensor) -> bool:
+    """Whether kernels can apply maps of these weights beside all else."""
+    heads = x.shape[2] // (3 * dim)
+    return all(
+        w.ndim == 3
+        and w.shape[:2] == (heads, dim)
+        and dim <= WIDEST
+        and w.shape[2] <= WIDEST
+        and w.shape == maps[0].shape
+        and w.dtype == maps[0].dtype
+        and w.dtype in (torch.bfloat16, torch.float32)
+        and w.device == x.device
+        for w in maps
+    )
 
 
 @contextmanager
 def computed_again(heads: Heads) -> Iterator[None]:
     """What is called within keeps no heads for its backward: they are computed again, once for all.
 
-    Heads are five tensors as large as the hidden states, and a fraction of their layer's time.
+    Heads are six tensors, five of them as large as the hidden states, and a fraction of their
+    layer's time.
     """
     if heads.again is None:
         yield
         return
     compute = heads.again
-    numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(heads[:5])}
+    numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(heads[:6])}
     made: list[Sequence[Tensor]] = []
 
     def pack(x: Tensor) -> Any:

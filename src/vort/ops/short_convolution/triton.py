@@ -8,8 +8,7 @@ first, then keys, then values, a row every ``stride`` numbers. The backward walk
 computes the forward again.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -17,16 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.custom import Some, Tensors
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import fold
 from vort.ops.local_attention.triton.rope import angles
 
-__all__ = ["Inputs", "heads_again", "heads_fused", "heads_step", "turn_table"]
+__all__ = ["Inputs", "heads_step", "turn_table"]
 
 WALK = Tile(columns=0, warps=4, stages=1)
 # Positions that a program walks over, and heads it has: measured on an H200.
-STEPS, STEPS_BACK, GROUP = 64, 128, 8
+STEPS, GROUP = 64, 8
 
 
 @triton.jit
@@ -67,23 +65,6 @@ def tap(weight, channel, lag, mask, W: tl.constexpr):
 
 
 @triton.jit
-def load_row(
-    x, plain, turned, t, length, row, stride, heads, h, i, ca, cb, mask, part,
-    D: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr,
-):  # fmt: skip
-    """Position t of x, of the gradients to heads, and of those to turned heads, in halves."""
-    here = mask & (t < length)
-    at = ((row * length + t) * heads + h) * D + i
-    xa, xb = load_half(x, t * stride + ca, here), load_half(x, t * stride + cb, here)
-    da, db = load_half(plain, at, here), load_half(plain, at + HALF, here)
-    ta, tb = da * 0.0, db * 0.0
-    if TURN:
-        if part < 2:
-            ta, tb = load_half(turned, at, here), load_half(turned, at + HALF, here)
-    return xa, xb, da, db, ta, tb
-
-
-@triton.jit
 def store_state(last, x1, x2, x3, channel, mask, C: tl.constexpr, W: tl.constexpr):
     """Half a head of the last W - 1 inputs, the latest at ``last``."""
     tl.store(last + channel, x1.to(last.dtype.element_ty), mask=mask)
@@ -96,12 +77,6 @@ def store_state(last, x1, x2, x3, channel, mask, C: tl.constexpr, W: tl.constexp
 @triton.jit
 def silu(u):
     return u / (1.0 + tl.exp(-u))
-
-
-@triton.jit
-def silu_slope(u):
-    s = 1.0 / (1.0 + tl.exp(-u))
-    return s * (1.0 + u * (1.0 - s))
 
 
 @triton.jit
@@ -205,149 +180,8 @@ def heads_kernel(
         store_state(last, xb1, xb2, xb3, cb, mask, C, W)
 
 
-@triton.jit(do_not_specialize=["length", "stride", "batch_stride", "spans", "turn_stride"])
-def heads_gradient_kernel(
-    x, weight, state, age, q_norm, k_norm, cos, sin,
-    dq, dk, dv, dq_turned, dk_turned, dx, dweight, dq_norm, dk_norm,
-    length, stride, batch_stride, spans, turn_stride, eps,
-    HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-    G: tl.constexpr, W: tl.constexpr, STEPS: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
-):  # fmt: skip
-    """dx, and a span's part of dweight ``[spans, C, W]`` and of both norms' weights.
-
-    Position t sends back to the W - 1 before it, so a span walks as many steps further than it
-    owns: STEPS in all, of which the first STEPS - W + 1 are its own.
-    """
-    C: tl.constexpr = (HQ + 2 * HK) * D
-    OWN: tl.constexpr = STEPS - W + 1
-    BLOCKS: tl.constexpr = (HQ + G - 1) // G + 2 * ((HK + G - 1) // G)
-    pid = tl.program_id(0)
-    part, first, heads, before = part_of(pid % BLOCKS, HQ, HK, G)
-    span = (pid // BLOCKS).to(tl.int64)
-    row = span // spans
-    t0 = (span % spans) * OWN + tl.zeros([1, 1], dtype=tl.int64)
-    h = first + tl.arange(0, G)[:, None]
-    i = tl.arange(0, BH)[None, :]
-    mask = (h < heads) & (i < HALF)
-    ca = (before + h) * D + i
-    cb = ca + HALF
-    wa0, wb0 = tap(weight, ca, 0, mask, W), tap(weight, cb, 0, mask, W)
-    wa1, wb1 = tap(weight, ca, 1, mask, W), tap(weight, cb, 1, mask, W)
-    wa2, wb2 = tap(weight, ca, 2, mask, W), tap(weight, cb, 2, mask, W)
-    wa3, wb3 = tap(weight, ca, 3, mask, W), tap(weight, cb, 3, mask, W)
-    xs = x + row * batch_stride
-    xa1 = load_input(xs, state, t0 - 1, ca, mask, row, stride, length, C, W, HAS_STATE)
-    xb1 = load_input(xs, state, t0 - 1, cb, mask, row, stride, length, C, W, HAS_STATE)
-    xa2 = load_input(xs, state, t0 - 2, ca, mask, row, stride, length, C, W, HAS_STATE)
-    xb2 = load_input(xs, state, t0 - 2, cb, mask, row, stride, length, C, W, HAS_STATE)
-    xa3 = load_input(xs, state, t0 - 3, ca, mask, row, stride, length, C, W, HAS_STATE)
-    xb3 = load_input(xs, state, t0 - 3, cb, mask, row, stride, length, C, W, HAS_STATE)
-    zero = tl.zeros([G, BH], dtype=tl.float32)
-    pa1, pa2, pa3, pb1, pb2, pb3 = zero, zero, zero, zero, zero, zero
-    ga0, ga1, ga2, ga3, gb0, gb1, gb2, gb3 = zero, zero, zero, zero, zero, zero, zero, zero
-    dna, dnb = zero, zero
-    if NORM:
-        scale = tl.where(part == 0, q_norm, k_norm)
-        na = load_half(scale, i, i < HALF)
-        nb = load_half(scale, i + HALF, i < HALF)
-    plain = tl.where(part == 0, dq, tl.where(part == 1, dk, dv))
-    turned = plain
-    if TURN:
-        turned = tl.where(part == 0, dq_turned, dk_turned)
-    xa, xb, da, db, ta, tb = load_row(
-        xs, plain, turned, t0, length, row, stride, heads, h, i, ca, cb, mask, part, D, HALF, TURN
-    )
-    for step in range(STEPS):
-        t = t0 + step
-        here = mask & (t < length)
-        # the next row is under way while this one is worked on
-        next_xa, next_xb, next_da, next_db, next_ta, next_tb = load_row(
-            xs, plain, turned, t + 1, length, row, stride, heads, h, i, ca, cb,
-            mask & (t + 1 < t0 + STEPS), part, D, HALF, TURN,
-        )  # fmt: skip
-        old, m1, m2, m3 = masks_at(age, t, length, HAS_AGE)
-        if TURN:
-            if part < 2:
-                place = (row * turn_stride + old) * HALF + i
-                known = (i < HALF) & (t < length)
-                c = tl.load(cos + place, mask=known, other=0.0)
-                s = tl.load(sin + place, mask=known, other=0.0)
-                da += ta * c + tb * s
-                db += tb * c - ta * s
-        ua = weigh(xa, xa1, xa2, xa3, wa0, wa1, wa2, wa3, m1, m2, m3)
-        ub = weigh(xb, xb1, xb2, xb3, wb0, wb1, wb2, wb3, m1, m2, m3)
-        if NORM:
-            if part < 2:
-                ya, yb = silu(ua), silu(ub)
-                r = tl.rsqrt((tl.sum(ya * ya, axis=1) + tl.sum(yb * yb, axis=1)) / D + eps)[:, None]
-                ya *= r
-                yb *= r
-                if step < OWN:
-                    dna += da * ya
-                    dnb += db * yb
-                da *= na
-                db *= nb
-                along = ((tl.sum(da * ya, axis=1) + tl.sum(db * yb, axis=1)) / D)[:, None]
-                da = r * (da - along * ya)
-                db = r * (db - along * yb)
-        da = tl.where(here, da * silu_slope(ua), 0.0)
-        db = tl.where(here, db * silu_slope(ub), 0.0)
-        if step < OWN:
-            ga0 += da * xa
-            gb0 += db * xb
-            ga1 += da * (xa1 * m1)
-            gb1 += db * (xb1 * m1)
-            ga2 += da * (xa2 * m2)
-            gb2 += db * (xb2 * m2)
-            ga3 += da * (xa3 * m3)
-            gb3 += db * (xb3 * m3)
-        pa1 += da * (wa1 * m1)
-        pb1 += db * (wb1 * m1)
-        pa2 += da * (wa2 * m2)
-        pb2 += db * (wb2 * m2)
-        pa3 += da * (wa3 * m3)
-        pb3 += db * (wb3 * m3)
-        # W - 1 positions ago nothing more arrives
-        done = t - (W - 1)
-        whole = mask & (done >= t0) & (done < length)
-        to = (row * length + done) * C
-        if W == 4:
-            fa, fb = pa3, pb3
-        elif W == 3:
-            fa, fb = pa2, pb2
-        else:
-            fa, fb = pa1, pb1
-        tl.store(dx + to + ca, fa.to(dx.dtype.element_ty), mask=whole)
-        tl.store(dx + to + cb, fb.to(dx.dtype.element_ty), mask=whole)
-        pa3, pa2, pa1 = pa2, pa1, da * wa0
-        pb3, pb2, pb1 = pb2, pb1, db * wb0
-        xa3, xa2, xa1 = xa2, xa1, xa
-        xb3, xb2, xb1 = xb2, xb1, xb
-        xa, xb, da, db, ta, tb = next_xa, next_xb, next_da, next_db, next_ta, next_tb
-    base = dweight + span * (W * C)
-    tl.store(base + ca * W, ga0, mask=mask)
-    tl.store(base + cb * W, gb0, mask=mask)
-    tl.store(base + ca * W + 1, ga1, mask=mask)
-    tl.store(base + cb * W + 1, gb1, mask=mask)
-    if W > 2:
-        tl.store(base + ca * W + 2, ga2, mask=mask)
-        tl.store(base + cb * W + 2, gb2, mask=mask)
-    if W > 3:
-        tl.store(base + ca * W + 3, ga3, mask=mask)
-        tl.store(base + cb * W + 3, gb3, mask=mask)
-    if NORM:
-        if part < 2:
-            # one row for each program, those of queries and of keys apart
-            to = tl.where(part == 0, dq_norm, dk_norm)
-            to += (span * ((heads + G - 1) // G) + first // G) * D
-            col = tl.arange(0, BH)
-            tl.store(to + col, tl.sum(dna, axis=0), mask=col < HALF)
-            tl.store(to + HALF + col, tl.sum(dnb, axis=0), mask=col < HALF)
-
-
 class Inputs(NamedTuple):
-    """The arguments of `heads_fused`."""
+    """The arguments of `heads_step`."""
 
     x: Tensor
     weight: Tensor
@@ -415,83 +249,27 @@ def _run(inputs: Inputs, *, update: bool = False) -> Tensors:
     return outputs
 
 
-def _forward(inputs: Inputs) -> Tensors:
-    return _run(inputs)
-
-
-def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
-    inputs = _rows(inputs)
-    x, weight, q_norm, k_norm = inputs.x, inputs.weight, inputs.q_norm, inputs.k_norm
-    batch, length, channels = x.shape
-    blocks, constants = _constants(inputs)
-    steps = min(STEPS_BACK, power_of_two(length + weight.shape[1] - 1, 1))
-    spans = -(-length // (steps - weight.shape[1] + 1))
-    wide: dict[str, Any] = {"dtype": torch.float32}
-    dx = x.new_empty(x.shape)
-    dweight = x.new_empty(batch * spans, channels, weight.shape[1], **wide)
-    sums: list[Tensor | None] = [None, None]
-    if q_norm is not None:
-        heads = (inputs.num_heads, inputs.num_key_value_heads)
-        programs = [batch * spans * -(-n // constants["G"]) for n in heads]
-        sums = [x.new_empty(n, inputs.dim, **wide) for n in programs]
-    absent = [None] * 2 if inputs.cos is None else []
-    like = _shapes(inputs) if any(g is None for g in grads[: 5 - len(absent)]) else grads
-    given = [
-        dense(torch.zeros_like(y) if g is None and y is not None else g)
-        for g, y in zip(grads, like, strict=True)
-    ]
-    with torch.cuda.device_of(x):
-        launch(
-            heads_gradient_kernel, batch * spans * blocks, *inputs[:8], *given, dx, dweight, *sums,
-            *_numbers(inputs, spans), STEPS=steps, tile=WALK, **constants,
-        )  # fmt: skip
-        found: list[Tensor | None] = [dx, fold(dweight, weight.dtype)]
-        for partial, norm in zip(sums, (q_norm, k_norm), strict=True):
-            found.append(None if partial is None or norm is None else fold(partial, norm.dtype))
-    return tuple(found)
-
-
-_heads = custom_op(
-    "vort::heads",
-    Inputs,
-    _forward,
-    _backward,
-    _shapes,
-    outputs=("q", "k", "v", "q_turned", "k_turned"),
-    shown=5,
-    gradients=("x", "weight", "q_norm", "k_norm"),
-)
-
-
-def heads_fused(inputs: Inputs) -> Some:
-    """Queries, keys and values `[B, T, heads, D]`, and the former two turned, or None twice.
-
-    x `[B, T, C]`, weight `[C, W]` with W in 2..4, state `[B, W - 1, C]` or None, age `[T]` or None:
-    positions since a packed sequence began; q_norm and k_norm `[D]` or None; cos and sin
-    `[T or B T, D / 2]` of the angles, or None. bfloat16 or float32. No gradient goes to the state.
-    """
-    return _heads(inputs)
-
-
-def heads_again(inputs: Inputs) -> Some:
-    """The same outputs, without a backward."""
-    return _run(inputs)
-
-
 def heads_step(inputs: Inputs) -> Some:
-    """The same for one position, T = 1, with the state moved on in place. No gradients."""
+    """Queries, keys and values of one position, and the former two turned, or None twice.
+
+    Shapes as in `tiles.heads_fused`, T = 1. The state is moved on in place. No gradients.
+    """
     return _run(inputs, update=True)
 
 
 def turn_table(positions: int | Tensor, dim: int, base: float, device: torch.device) -> Any:
     """cos and sin `[count, D / 2]` for RoPE at the given positions, or at 0 .. positions - 1."""
     if isinstance(positions, int):
-        return _first_angles(positions, dim, float(base), device)
+        cos, sin = _first_angles(power_of_two(positions), dim, float(base), device)
+        return cos[:positions], sin[:positions]
     return angles(positions, dim, float(base))
 
 
-@lru_cache(maxsize=8)
+@cache
 def _first_angles(length: int, dim: int, base: float, device: torch.device) -> Any:
-    """Shared by all layers of a model."""
+    """Shared by all layers of a model, and never let go: recorded launches read it where it lies.
+
+    Lengths are powers of two, so that all tables together are no more than twice the longest.
+    """
     with torch.inference_mode(False):
         return angles(torch.arange(length, device=device), dim, base)

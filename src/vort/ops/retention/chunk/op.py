@@ -9,6 +9,7 @@ from vort.ops.custom import Tensors, custom_op
 from vort.ops.retention.chunk.layout import Plan
 from vort.ops.retention.chunk.passes import run_backward, run_forward
 from vort.ops.retention.chunk.piece import Work
+from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 from vort.ops.retention.state import RetentionState
 
@@ -76,6 +77,11 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     return found.dq, found.dk, found.dv, found.dwrite, dlog_decay, found.dread, dG, db
 
 
+def _plain(inputs: Inputs) -> Tensors:
+    o, state = retention_exact(inputs)
+    return (o, None, None) if state is None else (o, *state)
+
+
 _retention = custom_op(
     "vort::retention_chunk",
     Inputs,
@@ -86,4 +92,5 @@ _retention = custom_op(
     shown=3,
     saved=("inverse", "kept_G", "kept_b"),
     gradients=("q", "k", "v", "write", "log_decay", "read", "G", "b"),
+    plain=_plain,
 )

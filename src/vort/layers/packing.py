@@ -1,0 +1,188 @@
+"""Sequences packed into rows, by whichever name callers of attention layers send their bounds."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vort.names import refuse_unknown
+from vort.ops.local_attention.checks import check_cu_seqlens
+
+__all__ = ["CALLERS", "Packing", "check_call"]
+
+# What callers of attention layers send and a layer has no use for: positions follow from what has
+# been seen, and there is no matrix of attention weights.
+CALLERS = (
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+    "position_embeddings",
+    "cache_position",
+    "output_attentions",
+    "is_causal",
+)
+
+
+def check_call(owner: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse keywords that nobody sends, and wishes that cannot be met.
+
+    >>> check_call("VortAttention", {"attenton_mask": None}, ("attention_mask",))
+    Traceback (most recent call last):
+    TypeError: VortAttention has no argument 'attenton_mask'; did you mean attention_mask?
+    """
+    if not given:
+        return
+    refuse_unknown(owner, given, (*known, *CALLERS), kind="argument")
+    if given.get("output_attentions"):
+        raise ValueError("output_attentions must be off: a memory has no attention weights to show")
+    if given.get("is_causal") is False:
+        raise ValueError("is_causal must be True: what is to come is not in memory yet")
+
+
+class Packing(NamedTuple):
+    """Where sequences begin and end.
+
+    Attributes:
+        bounds: `[N + 1]`, of all rows laid end to end.
+        spread: whether there is more than one row, to be laid end to end first.
+    """
+
+    bounds: Tensor
+    spread: bool
+
+    @classmethod
+    def of(
+        cls,
+        batch: int,
+        length: int,
+        mask: Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | None = None,
+        continues: bool = False,
+        values: bool = True,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        seq_idx: Tensor | None = None,
+        **others: Any,
+    ) -> "Packing | None":
+        """The packing of a call's rows; None where every row is one sequence.
+
+        Args:
+            batch: rows.
+            length: positions of a row.
+            mask: `[B, T]`, 0 at padding, None without any.
+            cu_seqlens: `[N + 1]` bounds, B = 1.
+            continues: whether states stand for a past.
+            values: whether bounds on a GPU are looked at, which makes it wait.
+            position_ids: `[B, T]`; a row of several sequences counts anew from where it began.
+            cu_seq_lens_q: `[N + 1]` bounds under another name.
+            cu_seq_lens_k: the same; attention from one text to another is none of ours.
+            seq_idx: `[B, T]`, the number of each position's sequence.
+            **others: ignored.
+
+        >>> positions = torch.tensor([[0, 1, 2, 0, 1]])
+        >>> Packing.of(1, 5, position_ids=positions).bounds.tolist()
+        [0, 3, 5]
+        >>> Packing.of(1, 5, position_ids=torch.arange(7, 12)[None]) is None
+        True
+        """
+        bounds = _one_of(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
+        if bounds is not None:
+            # Values on a GPU are looked at where something stops its queue anyway.
+            check_cu_seqlens(bounds, batch, length, values=values or bounds.device.type == "cpu")
+            return cls(bounds, False)
+        if length < 2 or (position_ids is None and seq_idx is None):
+            return None
+        starts = _starts(batch, length, mask, position_ids, seq_idx)
+        if starts is None:
+            return None
+        if continues:
+            raise ValueError(
+                "packed sequences start afresh: past_key_values must be empty where position_ids "
+                "or seq_idx tell several sequences apart"
+            )
+        end = starts.new_tensor([batch * length])
+        return cls(torch.cat([starts, end]), batch > 1)
+
+    def lay(self, x: Tensor) -> Tensor:
+        """`[B, T, ...]` as the one row that bounds are of."""
+        return x.flatten(0, 1).unsqueeze(0) if self.spread else x
+
+    def back(self, x: Tensor, batch: int) -> Tensor:
+        """The inverse of `lay`."""
+        return x[0].unflatten(0, (batch, -1)) if self.spread else x
+
+
+def _one_of(*given: Tensor | None) -> Tensor | None:
+    """The bounds that are there; if under several names, they must be the same."""
+    found = [x for x in given if x is not None]
+    for other in found[1:]:
+        same = other is found[0] or other.shape == found[0].shape
+        # Values on a GPU are not looked at: that would stop its queue.
+        if same and other is not found[0] and other.device.type == "cpu":
+            same = torch.equal(other, found[0].to(other))
+        if not same:
+            raise ValueError(
+                "cu_seqlens, cu_seq_lens_q and cu_seq_lens_k must be the same bounds, got "
+                f"{other.tolist()} beside {found[0].tolist()}"
+            )
+    return found[0] if found else None
+
+
+# Which rows are packed is a question to the numbers: asked outside of a compiled graph.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _starts(
+    batch: int, length: int, mask: Tensor | None, positions: Tensor | None, seq_idx: Tensor | None
+) -> Tensor | None:
+    """`[N]` first positions of the sequences in all rows laid end to end; None for one a row."""
+    real = None if mask is None else mask.bool()
+    # Next to padding anything may stand: `generate` counts it as 0 or 1.
+    beside = None if real is None else real[:, 1:] & real[:, :-1]
+    anew = None
+    if seq_idx is not None:
+        numbers = _as_rows("seq_idx", seq_idx, batch, length)
+        anew = numbers[:, 1:] != numbers[:, :-1]
+    elif positions is not None:
+        numbers = _as_rows("position_ids", positions, batch, length)
+        anew = numbers[:, 1:] != numbers[:, :-1] + 1
+    assert anew is not None
+    anew = anew if beside is None else anew & beside
+    if not bool(anew.any()):
+        return None
+    first = torch.ones(batch, 1, dtype=torch.bool, device=anew.device)
+    if real is not None:
+        # Packed and padded: a stretch of padding is a sequence nobody reads.
+        anew = anew | (real[:, 1:] != real[:, :-1])
+    anew = torch.cat([first, anew], 1)
+    if positions is not None and seq_idx is None:
+        counted = anew if real is None else anew & real
+        begun = numbers[counted]
+        if bool((begun != begun[0]).any()):
+            raise ValueError(
+                "position_ids must count up by one, or begin each packed sequence anew at "
+                f"{int(begun[0])}, got {_shown(numbers, counted)}"
+            )
+    return anew.flatten().nonzero().flatten()
+
+
+def _as_rows(name: str, x: Tensor, batch: int, length: int) -> Tensor:
+    """`[B, T]` integers, of one row for all where one is given."""
+    x = x[None] if x.dim() == 1 else x
+    if x.dim() != 2 or x.shape[0] not in (1, batch) or x.shape[1] != length:
+        raise ValueError(f"{name} must be [{batch}, {length}], got shape {tuple(x.shape)}")
+    if x.is_floating_point() or x.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {x.dtype}")
+    return x.expand(batch, length)
+
+
+def _shown(numbers: Tensor, begins: Tensor) -> str:
+    """The first beginning that is none: what stands there and before it."""
+    flat, starts = numbers.flatten().tolist(), begins.flatten().nonzero().flatten().tolist()
+    wrong = next(i for i in starts if flat[i] != flat[starts[0]])
+    row, column = divmod(wrong, numbers.shape[1])
+    before = f"{flat[wrong - 1]} then " if column else ""
+    return f"{before}{flat[wrong]} at position {column} of row {row}"
