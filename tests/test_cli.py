@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -277,3 +278,28 @@ def test_a_full_disk_is_a_line_and_leaves_no_file(
     assert result.output.splitlines()[-1].startswith(f"vort {arguments[0]}: No space left on dev")
     assert "Traceback" not in result.output
     assert not [path for path in (tmp_path / "OUT").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "MODEL", "--session", "PIPE"],
+        ["lens", "MODEL", "--text", "PIPE"],
+        ["lens", "MODEL", "--text", "TEXT", "--out", "PIPE"],
+        ["report", "RUN", "--out", "PIPE"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_a_pipe_in_place_of_a_file_is_a_line_and_not_waited_for(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "TEXT").write_text("Call me Ishmael.")
+    (tmp_path / "RUN" / "pilot" / "cells").mkdir(parents=True)
+    os.mkfifo(tmp_path / "PIPE")
+    monkeypatch.chdir(tmp_path)
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.output.splitlines()
+    assert line.startswith(f"vort {arguments[0]}: {arguments[-2]} must be a file")
+    assert "PIPE" in line
+    assert (tmp_path / "PIPE").is_fifo()

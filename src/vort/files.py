@@ -1,11 +1,34 @@
-"""Files that are written whole or not at all: the one writer of everything that must survive."""
+"""Files written whole or not at all, and files of others read with care: the one way for each."""
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["write_atomically"]
+__all__ = ["read_regular", "write_atomically"]
+
+
+def read_regular(path: Path, within: Path | None = None) -> bytes:
+    """The contents of a file; OSError where it is a pipe, a device or a folder, none is waited for.
+
+    within: a folder that no link may lead out of.
+    """
+    if within is not None and not path.resolve().is_relative_to(within.resolve()):
+        raise OSError(f"{path.name} is a link that leads out of {within.resolve().name}")
+    _refuse_odd(path, path.stat().st_mode)
+    # What stands there may have changed since; with O_NONBLOCK not even a pipe keeps us.
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(file, "rb") as stream:
+        _refuse_odd(path, os.fstat(file).st_mode)
+        return stream.read()
+
+
+def _refuse_odd(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
+        raise OSError(f"{path.name} must be a file, not {kind}")
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:

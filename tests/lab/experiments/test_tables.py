@@ -58,6 +58,8 @@ def fake(cell: Any, long: float) -> dict[str, Any]:
         "parameters": 20,
         "steps": 3,
         "training": {"learning_rate": 1e-3},
+        "fingerprint": cell.fingerprint,
+        "model": {"num_scales": 8},
     }
 
 
@@ -118,6 +120,22 @@ def test_a_changed_row_stands_beside_the_others_and_nothing_is_claimed_of_it(nam
     row = after.sheets[0].rows[-1]
     assert row[0] == "VORT (ours) [training.learning_rate=0.5]"
     assert row[-2:] == ["", ""]
+
+
+@pytest.mark.parametrize("size", ["laptop", "paper"])
+def test_ablations_say_which_cells_of_the_pilot_they_show(size: Any) -> None:
+    pilot, ablations = EXPERIMENTS["pilot"], EXPERIMENTS["ablations"]
+    cells = pilot.cells(size, None)
+    changed = pilot.changed(cells[0], {"model.num_scales": 4})
+    records = [fake(cell, 0.5) for cell in (*cells, changed, *ablations.cells(size, None))]
+    summary = ablations.summarise(records, size).to_dict("vort")
+    expected = {
+        cell.fingerprint
+        for cell in cells
+        if cell.model in ("vort", "power_law") and cell.seed == 0 and cell.tags["beta"] == 1.0
+    }
+    assert len(summary["borrowed"]) == len(expected) == 2
+    assert set(summary["borrowed"]) == expected
 
 
 def test_changed_rows_of_ablations_orders_and_complexity_are_told_apart() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from vort.cli import app
 from vort.lab.report.figures import PAPER_FIGURES, Need, read_records, write_captions
+from vort.lab.report.figures.results import _lines
 from vort.lab.report.figures.style import canvas, figure
 
 runner = CliRunner(env={"TERM": "dumb"})
@@ -33,6 +35,15 @@ def cell(experiment: str, seed: int = 0, **measured: Any) -> dict[str, Any]:
         "made_by": {"command": f"vort reproduce --only {experiment}", "vort": "0.1.0"},
         **measured,
     }
+
+
+def test_of_two_curves_of_one_colour_dash_and_marker_differ() -> None:
+    looks = list(islice(_lines(), 28))
+    for one, other in combinations(looks, 2):
+        if one["color"] == other["color"]:
+            assert one["ls"] != other["ls"]
+            assert one["marker"] != other["marker"]
+    assert len({look["color"] for look in looks}) == 7
 
 
 def orders() -> dict[str, Any]:

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from tests.test_cli import plain
 from vort.cli import app
 from vort.lab.report.lens.codes import LogCode
-from vort.lab.report.lens.page import LensText, cells_of, lens_page, visible
+from vort.lab.report.lens.page import LensText, cells_of, lens_page
 from vort.lab.report.lens.view import TextView, view_text
+from vort.lab.report.standalone import visible
 from vort.memories.interface import MemoryInputs
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM
 
@@ -161,6 +162,29 @@ def test_command_writes_a_page(tmp_path: Path) -> None:
     page = out.read_text(encoding="utf-8")
     assert "2 places are no UTF-8" in page
     assert page.count("</script>") == page.count("<script")
+
+
+def test_command_says_on_the_terminal_what_it_cut(tmp_path: Path) -> None:
+    model_of().save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_bytes(b"some words and more \xff")
+    where = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "page.html")]
+    arguments = ["lens", str(tmp_path / "model"), *where]
+    result = runner.invoke(app, [*arguments, "--max-tokens", "10"])
+    assert result.exit_code == 0, result.output
+    cut = "The text is cut after 10 tokens, 10 of its 21 characters (--max-tokens)."
+    assert cut in plain(result.output)
+    assert "1 places are no UTF-8" in plain(result.output)
+    assert cut in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "is cut" not in runner.invoke(app, arguments).output
+
+
+def test_a_command_in_the_foot_cannot_turn_text_around() -> None:
+    _, view = view_of("text")
+    source = LensText("text", [(i, i + 1) for i in range(4)])
+    page = lens_page(source, view, title="a\u202eb", about={"command": "vort lens \u2067x"})
+    assert "\\u202e" not in page
+    assert "\\u2067" not in page
+    assert "\u202e" not in page
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,27 @@ def test_layer_head_and_colour_can_be_chosen(page: Page) -> None:
         assert kind in page.js("document.getElementById('c100').className")
 
 
+def test_the_legend_says_what_is_coloured(page: Page) -> None:
+    legend = "document.getElementById('legend').textContent"
+    words = {
+        "stretched": "Colour: the order this head gives a token",
+        "gate": "Colour: the write gate, how much of a token",
+        "surprise": "Colour: surprise, in bits",
+    }
+    for colour, meaning in words.items():
+        page.js(
+            f"(s => {{ s.value = '{colour}'; s.dispatchEvent(new Event('change')); }})"
+            "(document.getElementById('colour'))"
+        )
+        assert meaning in page.js(legend)
+        assert "Bars: how many tokens have it." in page.js(legend)
+    page.click("#c60")
+    assert "Colour before it: how much the selected token reads of each" in page.js(legend)
+    assert "Colour after it: how much each token reads of the selected one" in page.js(legend)
+    page.click(".scales button")
+    assert "reads of each, on one time scale" in page.js(legend)
+
+
 def test_page_fits_a_phone_and_prints(page: Page, tmp_path: Path) -> None:
     page.resize(390, 844, phone=True)
     page.click("#c40")

@@ -30,7 +30,7 @@ def test_page_holds_every_part_of_a_run(tmp_path: Path) -> None:
     words = words_of(page)
     for part in (
         "2 experiments, 4 claims of the paper, 18 trained cells",
-        "1 reproduced 2 reproduced once corrected 1 not reproduced",
+        "4 claims of the paper 1 reproduced 2 reproduced once corrected 1 not reproduced",
         "Zipf retrieval (table pilot)",
         "vort reproduce --only pilot --scale laptop --seeds 3",
         "62.8 % ± 1.5, 26 points above",
@@ -64,6 +64,84 @@ def test_scores_are_means_over_seeds_with_their_interval(tmp_path: Path) -> None
     assert lags[6][4] == "lags 64 to 127"
     assert lags[6][2] < lags[6][1] < lags[6][3]
     assert set(first.losses()) == set(first.validation()) == set(first.models)
+
+
+def test_statements_of_our_own_are_counted_apart_from_the_papers_claims(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    summary = json.loads((run / "kernel" / "summary.json").read_text())
+    own = {"where": "ours", "states": "8 rates suffice", "measured": "they do", "verdict": "holds"}
+    write(run / "kernel" / "summary.json", {**summary, "verdicts": [*summary["verdicts"], own]})
+    page = report_page(read_run(run))
+    words = words_of(page)
+    assert "4 claims of the paper, 1 statement of our own" in words
+    assert "1 not reproduced 1 statement of our own 1 holds" in words
+    assert "1 of ours: holds" in words
+    claims, statements = re.findall(
+        r'<table class="cards (?:claims|statements)">.*?</table>', page, re.DOTALL
+    )[:2]
+    assert "8 rates suffice" not in claims
+    assert "8 rates suffice" in statements
+
+
+def ablations(folder: Path, count: int) -> Path:
+    """A part with so many variants, which borrows VORT of the pilot at beta 1."""
+    pilot = make_run(folder) / "pilot"
+    for file in (pilot / "cells").glob("*.json"):
+        write(file, {**json.loads(file.read_text()), "fingerprint": file.stem})
+    part = folder / "ablations"
+    (part / "cells").mkdir(parents=True)
+    labels = {"vort": "VORT (ours)"}
+    for number in range(count):
+        cell = cell_of("mixture", 1.0, 0)
+        cell["cell"] = {"task": "zipf_retrieval", "model": f"variant_{number}", "seed": 0}
+        write(part / "cells" / f"v{number}.json", cell)
+        labels[f"variant_{number}"] = f"Variant {number}"
+    write(part / "summary.json", {"labels": labels, "borrowed": ["vort-b1.0-s0", 3, "../x"]})
+    return folder
+
+
+def test_ablations_are_drawn_beside_vort_and_no_two_lines_alike(tmp_path: Path) -> None:
+    page = report_page(read_run(ablations(tmp_path, 12)))
+    charts = Seen(page).data["charts"]
+    (chart,) = [c for c in charts if c["title"] == "Accuracy by lag"]
+    assert [line["name"] for line in chart["series"]][:2] == ["VORT (ours)", "Variant 0"]
+    assert len(chart["series"]) == 13
+    looks = [line["look"] for line in chart["series"]]
+    assert len(set(looks)) == 13
+    assert looks[0] == 0
+    for other in charts:
+        for line in other["series"]:
+            assert (line["look"] == 0) == (line["name"].lower() in ("vort", "vort (ours)"))
+
+
+def test_a_picture_that_a_chart_repeats_is_left_out_where_there_is_the_chart(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path)
+    for part in ("pilot", "kernel"):
+        (run / part / "by_lag.png").write_bytes(PIXEL)
+    alts = [value for name, value in Seen(report_page(read_run(run))).attributes if name == "alt"]
+    assert sorted(map(str, alts)) == ["Learned orders", "by lag"]  # the kernel part has no cells
+
+
+def test_a_line_of_the_picture_is_in_the_chart_too(tmp_path: Path) -> None:
+    file = make_run(tmp_path) / "pilot" / "cells" / "mixture-b1.0-s0.json"
+    cell = json.loads(file.read_text())
+    write(file, {**cell, "h2o": {"lags": cell["lags"], "test": cell["test"]}})
+    charts = Seen(report_page(read_run(tmp_path))).data["charts"]
+    names = [line["name"] for line in charts[0]["series"]]
+    assert names == ["vort", "exponential", "mixture", "attention, H2O cache"]
+
+
+def test_what_turns_text_around_is_shown_in_commands(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    summary = json.loads((run / "kernel" / "summary.json").read_text())
+    bad = "vort report \u202egnp.exe\u2066\nrm -r ~"
+    write(run / "kernel" / "summary.json", {**summary, "command": bad, "made_by": {"command": bad}})
+    page = report_page(read_run(run))
+    assert page.count("vort report ⟨U+202E⟩gnp.exe⟨U+2066⟩↵rm -r ~") == 2
+    assert "\u202e" not in page
+    assert "\u2066" not in page
 
 
 def test_language_is_scored_in_bits(tmp_path: Path) -> None:

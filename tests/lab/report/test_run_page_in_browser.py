@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.lab.report.browser import Browser, Page
-from tests.lab.report.cases import make_run, write
+from tests.lab.report.cases import cell_of, make_run, write
+from tests.lab.report.test_run_page import ablations
 from vort.lab.experiments import EXPERIMENTS
+from vort.lab.report.figures.results import draw_by_lag
 from vort.lab.report.run_page import write_report_page
 
 BREAKOUT = "\" autofocus onfocus=\"window.hacked=4\" '><b class='hacked'>"
@@ -101,6 +103,57 @@ def test_arrow_keys_read_a_chart(page: Page) -> None:
 def test_commands_can_be_copied(page: Page) -> None:
     page.click(".command .copy")
     page.wait("document.querySelector('.command .copy').textContent !== 'copy'")
+
+
+def test_twelve_lines_differ_in_colour_dash_or_shape_and_have_names(
+    browser: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "many.html"
+    write_report_page(ablations(tmp_path / "run", 12), file)
+    page = browser.open(file)
+    page.wait("document.body.dataset.ready === 'yes'")
+    chart = "[...document.querySelectorAll('.plot')].find(x => x.innerText.includes('Variant 11'))"
+    looks = page.js(
+        f"[...{chart}.querySelectorAll('svg:not([viewBox=\"0 0 34 12\"]) g[data-name]:has(.line)')]"
+        ".map(g => { const s = getComputedStyle(g.querySelector('.line'));"
+        "return [s.stroke, s.strokeDasharray, s.strokeWidth, g.children[1].tagName"
+        " + (g.children[1].getAttribute('points') ?? '').split(' ').length]; })"
+    )
+    assert len(looks) == 13
+    assert len({tuple(look[:2]) for look in looks}) == 13
+    for colour in {look[0] for look in looks}:
+        same = [look for look in looks if look[0] == colour]
+        assert len({look[1] for look in same}) == len(same)
+    named = page.js(f"[...{chart}.querySelectorAll('text.name')].map(t => t.textContent)")
+    assert sorted(named) == sorted(["VORT (ours)", *(f"Variant {n}" for n in range(12))])
+    tops = page.js(
+        f"[...{chart}.querySelectorAll('text.name')].map(t => Number(t.getAttribute('y')))"
+        ".sort((a, b) => a - b)"
+    )
+    assert min(b - a for a, b in pairwise(tops)) >= 10
+    page.close()
+
+
+def test_pictures_keep_their_letters_on_a_phone_and_turn_dark(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run, file = make_run(tmp_path / "run"), tmp_path / "pictures.html"
+    draw_by_lag(run / "kernel" / "figure.png", {"VORT": [cell_of("vort", 1.0, 0)]}, "by lag")
+    write_report_page(run, file)
+    page = browser.open(file)
+    page.wait("document.body.dataset.ready === 'yes'")
+    picture = "document.querySelector('.picture img[width]:not([width=\"0\"])')"
+    page.resize(390, 844, phone=True)
+    # Drawn at 160 dots an inch with letters of 10 points: at 80, they are 11 pixels high.
+    assert page.js(f"{picture}.clientWidth >= 0.45 * {picture}.naturalWidth")
+    assert page.js("document.documentElement.scrollWidth") <= 390
+    page.prefer("dark")
+    assert "invert" in page.js(f"getComputedStyle({picture}.parentElement).filter")
+    page.prefer("light")
+    assert page.js(f"getComputedStyle({picture}.parentElement).filter") == "none"
+    page.resize(1280, 900)
+    assert page.js(f"{picture}.clientWidth <= {picture}.parentElement.clientWidth")
+    page.close()
 
 
 def test_page_fits_a_phone_and_prints(page: Page, tmp_path: Path) -> None:

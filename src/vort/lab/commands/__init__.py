@@ -105,8 +105,9 @@ def books_of(data: Path | None) -> Path | None:
 
 def check_writable(path: Path, option: str) -> None:
     """Raise where a file could not be written: better before the work than after it."""
-    if path.is_dir():
-        raise typer.BadParameter(f"{option} must be a file, and {path} is a folder")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise typer.BadParameter(f"{option} must be a file, and {path} is {kind}")
     near = next(parent for parent in path.absolute().parents if parent.exists())
     if not near.is_dir() or not os.access(near, os.W_OK):
         raise typer.BadParameter(f"{option} cannot be written: {near} is no folder for it")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vort.lab.commands import read_names
+from vort.lab.commands import check_writable, read_names
 
 if TYPE_CHECKING:
     from vort.lab.report.figures import Need
@@ -28,11 +28,16 @@ def report(
     from vort.lab.experiments import EXPERIMENTS
     from vort.lab.experiments.cell import RunFolder
     from vort.lab.report.run_page import write_report_page
+    from vort.lab.report.standalone import one_line
 
     target = RunFolder(run_dir).page if out is None else out
+    if run_dir.is_dir():
+        check_writable(target, "--out")
     run = write_report_page(run_dir, target, EXPERIMENTS)
     for problem_text in run.problems:
-        console.print(f"left out: {problem_text}", style="yellow", markup=False, soft_wrap=True)
+        console.print(
+            f"left out: {one_line(problem_text)}", style="yellow", markup=False, soft_wrap=True
+        )
     size = target.stat().st_size / 1e6
     console.print(f"report: [bold]{target}[/bold] ({size:.1f} MB)", highlight=False)
 

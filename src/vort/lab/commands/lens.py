@@ -1,12 +1,13 @@
 """`vort lens`: a page that shows which tokens a model keeps, for how long, and who reads them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from vort.files import write_atomically
+from vort.files import read_regular, write_atomically
 from vort.lab.commands import check_writable, load_model, say_horizon
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ def lens(
     check_writable(out, "--out")
     loaded, tokenizer = load_model(model, device)
     with console.status("reading the text"):
-        page = _page(loaded, tokenizer, text, max_tokens, title or text.name, model)
+        page, notes = _page(loaded, tokenizer, text, max_tokens, title or text.name, model)
+    for note in notes:
+        typer.echo(note, err=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     size = out.stat().st_size / 1e6
@@ -51,7 +54,8 @@ def _page(
     max_tokens: int,
     title: str,
     name: str,
-) -> str:
+) -> tuple[str, Sequence[str]]:
+    """The page, and what is to be said of it."""
     import torch
 
     from vort.lab.report.folder import provenance
@@ -73,7 +77,7 @@ def _page(
         "made with": f"vort {made_by['vort']}, torch {made_by['torch']}",
         "command": made_by["command"],
     }
-    return lens_page(source, view, title=title, about=about)
+    return lens_page(source, view, title=title, about=about), source.notes
 
 
 def _read(
@@ -85,7 +89,7 @@ def _read(
     from vort.lab.report.lens import LensText
     from vort.layers.entity_probe import LinearProbe, entity_indicator
 
-    text = file.read_bytes().decode("utf-8", errors="replace")
+    text = read_regular(file).decode("utf-8", errors="replace")
     notes = []
     if "\ufffd" in text:
         notes.append(f"{text.count(chr(0xFFFD))} places are no UTF-8 and read as U+FFFD.")
@@ -101,7 +105,8 @@ def _read(
         raise ValueError(f"--text must hold at least one character, {file} is empty")
     kept = text[: max(end for _, end in offsets)]
     if len(kept) < len(text):
-        notes.append(f"The text is cut after {len(offsets):,} tokens (--max-tokens).")
+        share = f"{len(kept):,} of its {len(text):,} characters"
+        notes.append(f"The text is cut after {len(offsets):,} tokens, {share} (--max-tokens).")
     probe = LinearProbe.pretrained(causal=True)
     marks = entity_indicator(kept, offsets, probe, causal=True).numpy() if use_entity else None
     source = LensText(kept, offsets, probe.probe(kept), marks, notes)

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vort.files import write_atomically
+from vort.files import read_regular, write_atomically
 
 __all__ = ["SIZES", "Cell", "RunFolder", "Size"]
 
@@ -167,7 +167,7 @@ class RunFolder:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(read_regular(path))
     except (OSError, ValueError):
         return None
     return found

@@ -14,6 +14,9 @@ from vort.lab.training.metrics import Interval, interval
 __all__ = ["Chart", "Charts", "Condition", "conditions_of", "differing"]
 
 POINTS = 240  # of a curve: more than a chart has room for
+BY_LAG = "Accuracy by lag"
+LOOKS = 32  # lines that `report_charts.js` can draw so that no two are alike
+CROWDED = 6  # lines beyond which a legend alone sends the eye back and forth
 LANGUAGE = ("book", "text", "language")  # tasks that are scored in bits
 
 Point = tuple[float, float, float, float, str]
@@ -66,7 +69,13 @@ class Condition:
                     words = f"lag {low:,.0f}" if high <= low else f"lags {low:,.0f} to {high:,.0f}"
                     yield middle, value, words
 
-        return self._curves(points)
+        return self._curves(points, [*self.models.items(), *self._heavy_hitters()])
+
+    def _heavy_hitters(self) -> Iterator[tuple[str, list[Json]]]:
+        """Full attention decoded under H2O's policy: a line of its own, from the same cells."""
+        cells = [mapping(cell.get("h2o")) for group in self.models.values() for cell in group]
+        if any(cells):
+            yield "h2o", cells
 
     def losses(self) -> dict[str, list[Point]]:
         """Training loss by step."""
@@ -83,13 +92,15 @@ class Condition:
                 if step is not None and value is not None:
                     yield step, value, f"step {step:,.0f}"
 
-        return self._curves(points)
+        return self._curves(points, self.models.items())
 
     def _curves(
-        self, points: Callable[[Json], Iterable[tuple[float, float, str]]]
+        self,
+        points: Callable[[Json], Iterable[tuple[float, float, str]]],
+        lines: Iterable[tuple[str, list[Json]]],
     ) -> dict[str, list[Point]]:
         curves = {}
-        for model, cells in self.models.items():
+        for model, cells in lines:
             by_place: dict[float, list[float]] = {}
             words: dict[float, str] = {}
             for cell in cells:
@@ -114,15 +125,20 @@ class Chart:
         number: of its specification, which `report_charts.js` draws at whatever width there is.
         title: in words.
         table: its values, where they are shown as a table too.
+        crowded: whether it has so many lines that it needs the whole width, for their names.
     """
 
     number: int
     title: str
     table: Grid | None = None
+    crowded: bool = False
 
 
 class Charts:
-    """Collects the charts of a page; a model has one colour throughout.
+    """Collects the charts of a page.
+
+    No two lines of an experiment look alike; VORT is blue everywhere, as in the figures, and a
+    model that was drawn before keeps its look where nobody else has it.
 
     Attributes:
         specs: what the page's script reads.
@@ -130,7 +146,7 @@ class Charts:
 
     def __init__(self) -> None:
         self.specs: list[dict[str, Any]] = []
-        self._colours = {"vort": 0}  # as in the figures, VORT is blue
+        self._known = {"vort": 0}
 
     def of_conditions(
         self, conditions: Sequence[Condition], labels: Mapping[str, Any]
@@ -139,25 +155,43 @@ class Charts:
 
         labels: what to call models, where that is not their name.
         """
-        names = {key: str(value) for key, value in labels.items()}
+        names = {"h2o": "attention, H2O cache"} | {k: str(value) for k, value in labels.items()}
+        looks = self._looks(dict.fromkeys(m for c in conditions for m in (*c.models, *c.lags())))
         by_lag: list[Chart | None] = []
         training: list[Chart | None] = []
         for condition in conditions:
             lags = condition.lags()
             x = {"label": "lag, tokens (logarithmic)", "log": True}
             y = {"label": "accuracy", "percent": True}
-            title = _titled("Accuracy by lag", condition)
-            by_lag.append(self._add(lags, title, x, y, names, _values(lags, names)))
+            title = _titled(BY_LAG, condition)
+            by_lag.append(self._add(lags, title, x, y, names, looks, _values(lags, names)))
         for condition in conditions:
             for curves, title, unit in (
                 (condition.losses(), "Training loss", "loss"),
                 (condition.validation(), "Validation", "bits"),
             ):
                 x, y = {"label": "step"}, {"label": unit}
-                training.append(self._add(curves, _titled(title, condition), x, y, names))
-        found = {"Accuracy by lag": by_lag, "Training": training}
+                training.append(self._add(curves, _titled(title, condition), x, y, names, looks))
+        found = {BY_LAG: by_lag, "Training": training}
         drawn = {title: [chart for chart in charts if chart] for title, charts in found.items()}
         return {title: charts for title, charts in drawn.items() if charts}
+
+    def _looks(self, models: Iterable[str]) -> dict[str, int]:
+        """A look for each model of an experiment."""
+        looks: dict[str, int] = {}
+        later = []
+        for model in models:
+            look = self._known.get(model)
+            if look is None or look in looks.values():
+                later.append(model)
+            else:
+                looks[model] = look
+        # Blue stays VORT's own where there are enough others.
+        free = [look for look in range(1, LOOKS) if look not in looks.values()]
+        for place, model in enumerate(later):
+            looks[model] = free[place] if place < len(free) else place % LOOKS
+            self._known.setdefault(model, looks[model])
+        return looks
 
     def _add(
         self,
@@ -166,6 +200,7 @@ class Charts:
         x: Mapping[str, Any],
         y: Mapping[str, Any],
         names: Mapping[str, str],
+        looks: Mapping[str, int],
         table: Grid | None = None,
     ) -> Chart | None:
         """None where no curve has two points."""
@@ -174,13 +209,13 @@ class Charts:
         series = [
             {
                 "name": names.get(model, model),
-                "colour": self._colours.setdefault(model, len(self._colours)),
+                "look": looks[model],
                 "points": [[_short(v) for v in point[:4]] + [point[4]] for point in points],
             }
             for model, points in curves.items()
         ]
         self.specs.append({"title": title, "x": x, "y": y, "series": series})
-        return Chart(len(self.specs) - 1, title, table)
+        return Chart(len(self.specs) - 1, title, table, len(series) > CROWDED)
 
 
 def _titled(title: str, condition: Condition) -> str:
@@ -205,17 +240,24 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def conditions_of(part: Part) -> list[Condition]:
-    """The experiment's cells by condition, in the order of their names."""
-    settings = {name: mapping(cell.get("cell")) for name, cell in part.cells.items()}
-    varied = [key for key in differing(settings.values()) if key not in ("model", "seed")]
+def conditions_of(part: Part, others: Sequence[Part] = ()) -> list[Condition]:
+    """The experiment's cells by condition, in the order of their names.
+
+    others: parts of the run that hold the cells its summary has `borrowed`, by their fingerprints;
+        they join the conditions of its own cells.
+    """
+    cells = {**_borrowed(part, others), **part.cells}
+    settings = {name: mapping(cell.get("cell")) for name, cell in cells.items()}
+    own = [settings[name] for name in part.cells]
+    varied = [key for key in differing(own) if key not in ("model", "seed")]
     groups: dict[tuple[str, ...], dict[str, list[Json]]] = {}
-    for name, cell in part.cells.items():
+    for name, cell in cells.items():
         keys = tuple(_words(key, settings[name].get(key)) for key in varied)
         model = str(settings[name].get("model", name))
         groups.setdefault(keys, {}).setdefault(model, []).append(cell)
+    labels = list(mapping(part.summary.get("labels")))
     return [
-        Condition(", ".join(filter(None, keys)), _ours_first(models), _is_language(models))
+        Condition(", ".join(filter(None, keys)), _in_order(models, labels), _is_language(models))
         for keys, models in sorted(groups.items())
     ]
 
@@ -227,8 +269,30 @@ def differing(settings: Iterable[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if len({repr(one.get(key)) for one in every}) > 1]
 
 
-def _ours_first(models: dict[str, list[Json]]) -> dict[str, list[Json]]:
-    return dict(sorted(models.items(), key=lambda item: not item[0].startswith("vort")))
+def _borrowed(part: Part, others: Sequence[Part]) -> dict[str, Json]:
+    """Cells of other parts that this one's tables show too."""
+    wanted = part.summary.get("borrowed")
+    if not isinstance(wanted, list) or not part.cells:
+        return {}
+    prints = {print_ for print_ in wanted if isinstance(print_, str)}
+    return {
+        f"{other.name}/{name}": cell
+        for other in others
+        if other is not part
+        for name, cell in other.cells.items()
+        if isinstance(cell.get("fingerprint"), str) and cell["fingerprint"] in prints
+    }
+
+
+def _in_order(models: dict[str, list[Json]], labels: Sequence[str]) -> dict[str, list[Json]]:
+    """VORT first, then its variants, then the others; in each group as the summary lists them."""
+    place = {name: index for index, name in enumerate(labels)}
+
+    def key(item: tuple[str, list[Json]]) -> tuple[bool, bool, int]:
+        name = item[0]
+        return name != "vort", not name.startswith("vort"), place.get(name, len(place))
+
+    return dict(sorted(models.items(), key=key))
 
 
 def _words(key: str, value: Any) -> str:

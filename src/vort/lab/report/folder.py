@@ -4,7 +4,8 @@ RUN/<experiment>/cells/<cell>.json   one finished cell each
 RUN/<experiment>/summary.json        title, about, command, tables, figures, verdicts, notes
 RUN/<experiment>/*.png, *.svg        pictures
 
-Any part may be missing or damaged.
+Any part may be missing or damaged, and none may be elsewhere: a link that leads out of the folder
+is not followed, so that a page one shares holds nothing that was not in it.
 """
 
 import json
@@ -21,7 +22,7 @@ import scipy
 import torch
 
 import vort
-from vort.files import write_atomically
+from vort.files import read_regular, write_atomically
 
 __all__ = [
     "PICTURES",
@@ -136,13 +137,13 @@ def read_run(folder: Path, order: Iterable[str] = ()) -> Run:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
     if _is_experiment(folder):
-        return Run(folder, [_read_part(folder)])
+        return Run(folder, [_read_part(folder, folder)])
     found = [path for path in folder.iterdir() if path.is_dir() and _is_experiment(path)]
     place = {name: index for index, name in enumerate(order)}
     folders = sorted(found, key=lambda path: (place.get(path.name, len(place)), path.name))
     if not folders:
         raise ValueError(f"{folder} holds no experiment: a folder with summary.json or cells/")
-    return Run(folder, [_read_part(path) for path in folders])
+    return Run(folder, [_read_part(path, folder) for path in folders])
 
 
 def mapping(value: Any) -> Json:
@@ -160,28 +161,33 @@ def _is_experiment(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("summary.json", "cells"))
 
 
-def _read_part(folder: Path) -> Part:
+def _read_part(folder: Path, run: Path) -> Part:
+    if not folder.resolve().is_relative_to(run.resolve()):
+        return Part(folder.name, problems=[f"{folder.name} is a link that leads out of {run.name}"])
     problems: list[str] = []
-    summary = _read_json(folder / "summary.json", problems) or {}
-    cells = read_cells(folder, problems)
+    summary = _read_json(folder / "summary.json", problems, run) or {}
+    cells = read_cells(folder, problems, run)
     pictures = list(_pictures(folder, summary, problems))
     return Part(folder.name, summary, cells, pictures, problems)
 
 
-def read_cells(folder: Path, problems: list[str]) -> dict[str, Json]:
-    """The finished cells of an experiment's folder by name; what is damaged goes to `problems`."""
+def read_cells(folder: Path, problems: list[str], run: Path | None = None) -> dict[str, Json]:
+    """The finished cells of an experiment's folder by name; what is damaged goes to `problems`.
+
+    run: the folder that links may not lead out of; the one above if absent.
+    """
     files = sorted((folder / "cells").glob("*.json"))
-    read = {file.stem: _read_json(file, problems) for file in files}
+    read = {file.stem: _read_json(file, problems, run or folder.parent) for file in files}
     return {name: cell for name, cell in read.items() if cell is not None}
 
 
-def _read_json(file: Path, problems: list[str]) -> Json | None:
+def _read_json(file: Path, problems: list[str], run: Path) -> Json | None:
     """The object in a file; None, and a line in `problems`, where there is none to read."""
     if not file.exists():
         return None
     name = "/".join(file.parts[-3 if file.parent.name == "cells" else -2 :])
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(file, run).decode())
     except (OSError, ValueError, RecursionError) as problem:
         problems.append(f"{name} could not be read: {problem}")
         return None

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vort.files import write_atomically
-from vort.lab.report.conditions import Charts, Condition, conditions_of, differing
+from vort.files import read_regular, write_atomically
+from vort.lab.report.conditions import BY_LAG, Charts, Condition, conditions_of, differing
 from vort.lab.report.folder import PICTURES, Json, Part, Run, mapping, read_run, rows_of
 from vort.lab.report.standalone import shown, standalone_page
 from vort.lab.report.tables import Entry, Grid, grid
@@ -20,6 +20,9 @@ from vort.lab.verdicts import VERDICTS
 __all__ = ["report_page", "write_report_page"]
 
 LARGEST_PICTURE = 12_000_000
+OURS = "ours"  # where a statement stands that is not the paper's
+# Pictures for places that have no script, and the charts that show the same and more.
+REPEATED = {"by_lag.png": BY_LAG}
 
 
 def write_report_page(folder: Path, out: Path, order: Iterable[str] = ()) -> Run:
@@ -40,13 +43,19 @@ def report_page(run: Run) -> str:
     Nothing in it comes from outside, and nothing in the run folder can act in it.
     """
     charts = Charts()
-    sections = [_section(f"part-{index}", part, charts) for index, part in enumerate(run.parts, 1)]
-    verdicts = sum((_verdict_counts(part) for part in run.parts), Counter[str]())
+    sections = [
+        _section(f"part-{index}", part, run, charts) for index, part in enumerate(run.parts, 1)
+    ]
+    paper, ours = (
+        sum((_verdict_counts(part, own) for part in run.parts), Counter[str]())
+        for own in (False, True)
+    )
     cells = sum(len(part.cells) for part in run.parts)
     counted = [
-        f"{len(sections)} experiments" if len(sections) != 1 else "1 experiment",
-        f"{verdicts.total()} claims of the paper" if verdicts else "",
-        f"{cells} trained cells" if cells else "",
+        _plural(len(sections), "experiment"),
+        _plural(paper.total(), "claim") + " of the paper" if paper else "",
+        _plural(ours.total(), "statement") + " of our own" if ours else "",
+        _plural(cells, "trained cell") if cells else "",
     ]
     return standalone_page(
         "report.html",
@@ -56,20 +65,29 @@ def report_page(run: Run) -> str:
         data={"charts": charts.specs},
         subtitle=", ".join(filter(None, counted)),
         tallies=[
-            (count, name or "without a verdict", VERDICTS.get(name, "other"))
-            for name, count in _best_first(verdicts)
+            (title, [(n, name or "without a verdict", _tone(name)) for name, n in found])
+            for title, found in (
+                (f"{_plural(paper.total(), 'claim')} of the paper", _best_first(paper)),
+                (f"{_plural(ours.total(), 'statement')} of our own", _best_first(ours)),
+            )
+            if found
         ],
         sections=sections,
     )
 
 
-def _section(anchor: str, part: Part, charts: Charts) -> dict[str, Any]:
+def _plural(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def _section(anchor: str, part: Part, run: Run, charts: Charts) -> dict[str, Any]:
     """What the template shows of one experiment."""
     summary, cells = part.summary, part.cells
-    conditions = conditions_of(part)
+    conditions = conditions_of(part, run.parts)
+    plots = charts.of_conditions(conditions, mapping(summary.get("labels")))
     notes = summary.get("notes")
     # Before the problems are listed: a picture that cannot be read is one of them.
-    pictures = _pictures(part)
+    pictures = _pictures(part, run, plots)
     settings = [_settings(cell) for cell in cells.values()]
     varied = set(differing(settings))
     return {
@@ -80,10 +98,11 @@ def _section(anchor: str, part: Part, charts: Charts) -> dict[str, Any]:
         "chips": _chips(part),
         "problems": part.problems,
         "notes": notes if isinstance(notes, list) else [],
-        "verdicts": _verdicts(part),
+        "verdicts": _verdicts(part, own=False),
+        "statements": _verdicts(part, own=True),
         "sheets": _sheets(part),
         "scores": _scores(conditions),
-        "plots": charts.of_conditions(conditions, mapping(summary.get("labels"))),
+        "plots": plots,
         "pictures": pictures,
         "settings": {k: v for k, v in settings[0].items() if k not in varied} if settings else {},
         "count": len(cells),
@@ -95,19 +114,31 @@ def _section(anchor: str, part: Part, charts: Charts) -> dict[str, Any]:
 
 def _chips(part: Part) -> list[Entry]:
     """Verdicts, cells and damage in a few words each."""
-    counts = _best_first(_verdict_counts(part))
-    chips = [Entry(f"{count} {name}", VERDICTS.get(name, "other")) for name, count in counts]
+    chips = [
+        Entry(f"{count} {'of ours: ' if own else ''}{name}", _tone(name))
+        for own in (False, True)
+        for name, count in _best_first(_verdict_counts(part, own))
+    ]
     cells, bad = len(part.cells), len(part.problems)
     if cells:
-        chips.append(Entry("1 cell" if cells == 1 else f"{cells} cells", "plain"))
+        chips.append(Entry(_plural(cells, "cell"), "plain"))
     if bad:
-        chips.append(Entry(f"{bad} file{'s' if bad > 1 else ''} unread", "bad"))
+        chips.append(Entry(f"{_plural(bad, 'file')} unread", "bad"))
     return chips
 
 
-def _verdict_counts(part: Part) -> Counter[str]:
+def _claims(part: Part, own: bool) -> list[Json]:
+    """The paper's claims, or the statements of our own."""
     rows = rows_of(part.summary.get("verdicts"))
-    return Counter(str(row.get("verdict", "")) for row in rows)
+    return [row for row in rows if (row.get("where") == OURS) == own]
+
+
+def _verdict_counts(part: Part, own: bool) -> Counter[str]:
+    return Counter(str(row.get("verdict", "")) for row in _claims(part, own))
+
+
+def _tone(verdict: str) -> str:
+    return VERDICTS.get(verdict, "other")
 
 
 def _best_first(counts: Counter[str]) -> list[tuple[str, int]]:
@@ -117,12 +148,12 @@ def _best_first(counts: Counter[str]) -> list[tuple[str, int]]:
 
 def _verdict(words: str) -> Entry:
     """A verdict in its colour; the words say it too."""
-    return Entry(words, VERDICTS.get(words, "other"))
+    return Entry(words, _tone(words))
 
 
-def _verdicts(part: Part) -> Grid | None:
-    """The paper's claims beside what was measured."""
-    rows = rows_of(part.summary.get("verdicts"))
+def _verdicts(part: Part, own: bool) -> Grid | None:
+    """The paper's claims, or statements of our own, beside what was measured."""
+    rows = _claims(part, own)
     if not rows:
         return None
     body = [
@@ -134,9 +165,11 @@ def _verdicts(part: Part) -> Grid | None:
         for row in rows
     ]
     headings = ["where", "the paper", "measured", "verdict", "erratum"]
+    if own:
+        headings, body = ["statement", *headings[2:]], [row[1:] for row in body]
     if not any(row[-1] for row in body):
         headings, body = headings[:-1], [row[:-1] for row in body]
-    return grid(headings, body, "cards claims")
+    return grid(headings, body, "cards statements" if own else "cards claims")
 
 
 def _sheets(part: Part) -> list[tuple[Any, Grid]]:
@@ -197,30 +230,49 @@ def _one(cells: list[Json], key: str) -> Any:
     return next((cell[key] for cell in cells if cell.get(key) is not None), None)
 
 
-def _pictures(part: Part) -> list[dict[str, Any]]:
-    """Pictures inside the page, with caption and command."""
+def _pictures(part: Part, run: Run, charts: Iterable[str]) -> list[dict[str, Any]]:
+    """Pictures inside the page, with caption and command; none that repeats one of its charts."""
+    drawn = set(charts)
     listed = {str(row.get("file")): row for row in rows_of(part.summary.get("figures"))}
     pictures = []
     for file in part.pictures:
         about = listed.get(file.name, {})
-        source = _data_uri(file, part)
-        if source is not None:
-            caption = about.get("caption") or file.stem.replace("_", " ")
-            pictures.append({"source": source, "caption": caption, "command": about.get("command")})
+        content = None if REPEATED.get(file.name) in drawn else _content(file, part, run)
+        if content is not None:
+            pictures.append(
+                {
+                    "source": f"data:{PICTURES[file.suffix]};base64,{_base64(content)}",
+                    "width": _width(content),
+                    "caption": about.get("caption") or file.stem.replace("_", " "),
+                    "command": about.get("command"),
+                }
+            )
     return pictures
 
 
-def _data_uri(picture: Path, part: Part) -> str | None:
+def _content(picture: Path, part: Part, run: Run) -> bytes | None:
+    """Of a picture in the run folder; None, and a line among the problems, where it is left out."""
     try:
-        content = picture.read_bytes()
+        content = read_regular(picture, run.folder)
     except OSError as problem:
-        part.problems.append(f"{part.name}/{picture.name}: {problem}")
+        part.problems.append(f"{part.name}/{picture.name}: {problem.strerror or problem}")
         return None
     if len(content) > LARGEST_PICTURE:
         size = f"{len(content) / 1e6:.0f} MB"
         part.problems.append(f"{part.name}/{picture.name} is left out: {size}")
         return None
-    return f"data:{PICTURES[picture.suffix]};base64,{base64.b64encode(content).decode()}"
+    return content
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _width(content: bytes) -> int | None:
+    """At which a PNG of ours has letters one can read: half of its pixels. None of other files."""
+    if content[:8] != b"\x89PNG\r\n\x1a\n" or len(content) < 24:
+        return None
+    return min(4000, int.from_bytes(content[16:20], "big") // 2)
 
 
 def _cells(part: Part) -> Grid | None:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -16,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["safe_json", "shown", "standalone_page"]
+__all__ = ["one_line", "safe_json", "shown", "standalone_page", "visible"]
 
 
 def standalone_page(
@@ -95,9 +96,53 @@ def shown(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
+def visible(text: str) -> str:
+    r"""The text with every character that has no shape, or that would move others, as a symbol.
+
+    Controls get their names (⟨NUL⟩), a new line its arrow and the line break itself, marks of
+    direction and other formats their code (⟨U+202E⟩), combining marks a circle to sit on.
+
+    >>> visible("a\x07\u202eb")
+    'a⟨BEL⟩⟨U+202E⟩b'
+    """
+    return "".join(map(_visible_character, text))
+
+
+def _visible_character(character: str) -> str:
+    code = ord(character)
+    if character == "\n":
+        return "↵\n"
+    if character == "\t":
+        return "⇥\t"
+    if code in _NAMES:
+        return f"⟨{_NAMES[code]}⟩"
+    category = unicodedata.category(character)
+    selects_shape = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
+    if selects_shape or category in _SHAPELESS or (category == "Zs" and character != " "):
+        return f"⟨U+{code:04X}⟩"
+    if category in _COMBINING:
+        return "◌" + character
+    return character
+
+
+def one_line(value: Any) -> str:
+    r"""A command, a path, a name: what moves or hides other characters is shown and not obeyed.
+
+    What is copied from a page is then what stood there, and ends no line of a terminal.
+
+    >>> one_line("rm \u202etxt.exe\nls")
+    'rm ⟨U+202E⟩txt.exe↵ls'
+    """
+    # Unlike in a text, a mark stays on its letter: the name of a file must not change.
+    marks = (unicodedata.category(character) in _COMBINING for character in shown(value))
+    found = zip(shown(value), marks, strict=True)
+    words = "".join(c if mark else _visible_character(c) for c, mark in found)
+    return words.replace("\n", "").replace("\t", "")
+
+
 @cache
 def _templates() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("vort.lab.report", "pages"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -106,6 +151,8 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["one_line"] = one_line
+    return environment
 
 
 def _read_part(name: str) -> str:
@@ -125,3 +172,14 @@ def _finite(value: Any) -> Any:
 def _digest(text: str) -> str:
     found = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(found).decode()}"
+
+
+# Their pictures (U+2400 and on) are missing from many fonts; names are not.
+_CONTROLS = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN "
+    "EM SUB ESC FS GS RS US"
+)
+_NAMES = dict(enumerate(_CONTROLS.split())) | {0x7F: "DEL", 0xA0: "NBSP"}
+# Control, format, surrogate, private use, unassigned; line and paragraph separators.
+_SHAPELESS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_COMBINING = frozenset({"Mn", "Me"})

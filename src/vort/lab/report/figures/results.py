@@ -14,6 +14,7 @@ __all__ = ["ALPHA_HIST", "draw_by_lag", "draw_by_position", "draw_cost", "draw_o
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
 _DASHES = ("-", "--", "-.", ":")
+_MARKERS = "os^DvPX<>"
 _TASKS = {"pilot": "Zipf retrieval", "label_copy": "label copy", "books": "books"}
 _KINDS = {
     "first": "anchor or first mention",
@@ -24,10 +25,11 @@ _KINDS = {
 Record = Mapping[str, Any]
 
 
-def _lines() -> Iterator[dict[str, str]]:
-    """Colours and dashes such that no two of the first 28 curves look alike."""
+def _lines() -> Iterator[dict[str, Any]]:
+    """Looks such that no two of the first 28 curves are alike; of one colour, two things differ."""
     for number, colour in enumerate(cycle(_COLOURS)):
-        yield {"color": colour, "ls": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
+        dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
+        yield {"color": colour, "ls": dash, "marker": _MARKERS[number % len(_MARKERS)], "ms": 4.5}
 
 
 def draw_by_lag(path: str | Path, curves: Mapping[str, Sequence[Record]], title: str) -> None:
@@ -35,8 +37,9 @@ def draw_by_lag(path: str | Path, curves: Mapping[str, Sequence[Record]], title:
     with figure(path, 1, 8.4, 4.6) as (axis,):
         for (label, records), line in zip(curves.items(), _lines(), strict=False):
             lags, values = _by_lag(records)
-            width = 2.6 if label.startswith("VORT (") else 1.5
-            axis.plot(lags, 100 * values.mean(0), label=label, lw=width, **line)
+            ours = label.startswith("VORT (")
+            look = {"lw": 2.6, "zorder": 3} if ours else {"lw": 1.5}
+            axis.plot(lags, 100 * values.mean(0), label=label, **look, **line)
             if len(values) > 1:
                 low, high = 100 * values.min(0), 100 * values.max(0)
                 axis.fill_between(lags, low, high, color=line["color"], alpha=0.12, lw=0)
@@ -77,8 +80,8 @@ def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
             lengths = [r["length"] for r in records]
             times = [1e3 * r["times"]["forward_backward"] for r in records]
             peaks = [r["peak_bytes"] / 2**20 for r in records]
-            left.loglog(lengths, times, marker="o", ms=4, label=label, **line)
-            right.loglog(lengths, peaks, marker="o", ms=4, label=label, **line)
+            left.loglog(lengths, times, label=label, **line)
+            right.loglog(lengths, peaks, label=label, **line)
         left.set(xlabel="length", ylabel="ms", title="Forward and backward")
         right.set(xlabel="length", ylabel="MiB", title="Peak memory")
         left.legend(fontsize=8)

@@ -5,7 +5,6 @@ instead, from which the browser computes a row or a column in milliseconds, exac
 precision of the codes (`vort.lab.report.lens.codes`), which is measured here and said on the page.
 """
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from vort.lab.report.lens.codes import SPAN, LogCode, encode_head
 from vort.lab.report.lens.view import TextView
-from vort.lab.report.standalone import standalone_page
+from vort.lab.report.standalone import one_line, standalone_page, visible
 
 __all__ = ["LensText", "lens_page"]
 
@@ -86,9 +85,9 @@ def lens_page(
             }
         )
     data = {
-        "title": title,
+        "title": one_line(title),
         "notes": list(source.notes),
-        "about": about,
+        "about": {name: one_line(value) for name, value in about.items()},
         "tokens": len(source.offsets),
         "cells": {
             "shown": [cell.shown for cell in cells],
@@ -103,7 +102,7 @@ def lens_page(
     }
     return standalone_page(
         "lens.html",
-        title=f"{title}: VORT lens",
+        title=f"{one_line(title)}: VORT lens",
         styles=["base.css", "lens.css"],
         scripts=[f"lens{part}.js" for part in SCRIPTS],
         data=data,
@@ -181,43 +180,3 @@ def _flags(cells: Sequence[Cell], source: LensText) -> list[int]:
             flag += 4
         flags.append(flag)
     return flags
-
-
-def visible(text: str) -> str:
-    r"""The text with every character that has no shape, or that would move others, as a symbol.
-
-    Controls get their names (⟨NUL⟩), a new line its arrow and the line break itself, marks of
-    direction and other formats their code (⟨U+202E⟩), combining marks a circle to sit on.
-
-    >>> visible("a\x07\u202eb")
-    'a⟨BEL⟩⟨U+202E⟩b'
-    """
-    return "".join(map(_visible_character, text))
-
-
-def _visible_character(character: str) -> str:
-    code = ord(character)
-    if character == "\n":
-        return "↵\n"
-    if character == "\t":
-        return "⇥\t"
-    if code in _NAMES:
-        return f"⟨{_NAMES[code]}⟩"
-    category = unicodedata.category(character)
-    selects_shape = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF
-    if selects_shape or category in _SHAPELESS or (category == "Zs" and character != " "):
-        return f"⟨U+{code:04X}⟩"
-    if category in _COMBINING:
-        return "◌" + character
-    return character
-
-
-# Their pictures (U+2400 and on) are missing from many fonts; names are not.
-_CONTROLS = (
-    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN "
-    "EM SUB ESC FS GS RS US"
-)
-_NAMES = dict(enumerate(_CONTROLS.split())) | {0x7F: "DEL", 0xA0: "NBSP"}
-# Control, format, surrogate, private use, unassigned; line and paragraph separators.
-_SHAPELESS = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_COMBINING = frozenset({"Mn", "Me"})

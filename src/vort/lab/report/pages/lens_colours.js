@@ -2,11 +2,18 @@
 // Which colour each cell has, the legend that says so, and the strip that shows all of them.
 
 const COLOURS = {
-  stretched: "order",
+  stretched: "order, this head's range",
   absolute: "order, 0 to 1",
   gate: "write gate",
   surprise: "surprise",
   memory: "reads and gives",
+};
+
+/** What a colour says of a token, by kind. */
+const MEANINGS = {
+  order: "the order this head gives a token, and so how long it is kept",
+  gate: "the write gate, how much of a token this head writes",
+  surprise: "surprise, in bits, that the model had at a token",
 };
 
 function quantile(values, q) {
@@ -118,11 +125,11 @@ function legend() {
     const { past, next } = found.tops;
     const least = 10 ** -DECADES;
     box.append(
-      make("div", {}, make("div", { text: "read from the past" }), scaleOf("past", weight(past * least), weight(past))),
-      make("div", {}, make("div", { text: "given to what follows" }), scaleOf("next", weight(next * least), weight(next))),
+      make("div", {}, make("div", { text: `Colour before it: how much the selected token reads of each${state.scale === null ? "" : ", on one time scale"}` }), scaleOf("past", weight(past * least), weight(past))),
+      make("div", {}, make("div", { text: "Colour after it: how much each token reads of the selected one" }), scaleOf("next", weight(next * least), weight(next))),
     );
   } else if (!head.ordered && state.colour !== "surprise" && !head.gated) {
-    box.append(make("span", { text: "This memory has no orders: every token fades alike. Select one to see what it reads and gives." }));
+    box.append(make("span", { text: "No colour: this memory has no orders, every token fades alike. Select one to see what it reads and gives." }));
   } else {
     const wanted = state.colour;
     if (wanted === "memory") state.colour = fallback();
@@ -130,11 +137,11 @@ function legend() {
     state.colour = wanted;
     const bars = new Array(LEVELS + 1).fill(0);
     for (let c = 0; c < count; c++) bars[levels[c]]++;
-    const words = { order: ["order", "short memory", "long"], gate: ["write gate", "writes little", "much"], surprise: ["surprise", "expected", "not"] }[kind];
+    const words = { order: ["short memory", "long"], gate: ["writes little", "much"], surprise: ["expected", "not"] }[kind];
     const ends = kind === "surprise" ? [`${low.toFixed(0)} bits`, `${high.toFixed(1)} bits`] : [fixed(low), high === 1 ? "1" : fixed(high)];
     box.append(make("div", {},
-      make("div", { text: `${words[0]}, and how many tokens have it` }),
-      scaleOf(kind, `${ends[0]} ${words[1]}`, `${words[2]} ${ends[1]}`, bars)));
+      make("div", { text: `Colour: ${MEANINGS[kind]}. Bars: how many tokens have it.` }),
+      scaleOf(kind, `${ends[0]} ${words[0]}`, `${words[1]} ${ends[1]}`, bars)));
   }
   const keys = make("div");
   if (flags.some((f) => f & 1)) keys.append(make("div", { class: "key" }, make("span", { class: "c name", text: "Name" }), make("span", { text: "a name, found by the entity probe" })));

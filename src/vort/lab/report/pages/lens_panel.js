@@ -159,7 +159,8 @@ function about(body) {
     keys.append(make("dt", {}, ...names.map((k) => make("kbd", { text: k }))), make("dd", { text: does }));
   }
   body.append(make("h2", { text: "How to look" }),
-    make("p", { text: "Every character is coloured by the order that this head gives it: the higher the order, the longer the memory keeps it." }),
+    make("p", { text: "The legend above the text says what its colours mean, and the strip on top is the whole text in the same colours." }),
+    ...(head.ordered ? [make("p", { text: "The higher the order that this head gives a token, the longer the memory keeps it." })] : []),
     make("p", { text: "Select a character. What came before it is then coloured by how much of it this position reads, what comes after by how much it is read there." }),
     keys);
   if (head.ordered) extremes(body);

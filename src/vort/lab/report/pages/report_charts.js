@@ -3,10 +3,12 @@
 
 const vortChart = (() => {
   const SPACE = "http://www.w3.org/2000/svg";
-  const SHAPES = ["circle", "square", "diamond", "triangle"];
+  const SHAPES = ["circle", "square", "diamond", "triangle", "cross", "down"];
+  const CROWDED = 6;
 
-  /** Eight colours, four shapes; beyond eight lines are dashed. */
-  const classOf = (series) => `s s${series.colour % 8}${series.colour >= 8 ? " dashed" : ""}`;
+  /** 32 looks: eight colours in four dashes. Two of one colour have different shapes as well. */
+  const classOf = ({ look }) => `s s${look % 8} d${Math.floor(look / 8) % 4}${look === 0 ? " ours" : ""}`;
+  const shapeOf = ({ look }) => SHAPES[(look + Math.floor(look / 8)) % SHAPES.length];
 
   function node(name, attributes = {}, text) {
     const made = document.createElementNS(SPACE, name);
@@ -38,6 +40,8 @@ const vortChart = (() => {
       square: [[-s, -s], [s, -s], [s, s], [-s, s]],
       diamond: [[0, -s * 1.3], [s * 1.3, 0], [0, s * 1.3], [-s * 1.3, 0]],
       triangle: [[0, -s * 1.3], [s * 1.2, s], [-s * 1.2, s]],
+      down: [[0, s * 1.3], [s * 1.2, -s], [-s * 1.2, -s]],
+      cross: [[-1, -3], [1, -3], [1, -1], [3, -1], [3, 1], [1, 1], [1, 3], [-1, 3], [-1, 1], [-3, 1], [-3, -1], [-1, -1]].map(([a, b]) => [a * s * 0.48, b * s * 0.48]),
     }[kind];
     return node("polygon", { points: points.map(([a, b]) => `${x + a},${y + b}`).join(" ") });
   }
@@ -50,6 +54,7 @@ const vortChart = (() => {
     let places = [];
     let at = null;
     let frame = null;
+    let lit = null;
     const shows = (value) => (spec.y.percent ? `${(value * 100).toFixed(1)} %` : Number(value.toPrecision(4)).toString());
 
     const legend = document.createElement("div");
@@ -58,8 +63,8 @@ const vortChart = (() => {
       const button = document.createElement("button");
       button.type = "button";
       button.setAttribute("aria-pressed", "true");
-      const icon = node("svg", { width: 22, height: 12, viewBox: "0 0 22 12", class: classOf(series), "aria-hidden": "true" });
-      icon.append(node("line", { x1: 0, y1: 6, x2: 22, y2: 6, class: "line" }), shape(SHAPES[series.colour % 4], 11, 6, 3));
+      const icon = node("svg", { width: 34, height: 12, viewBox: "0 0 34 12", class: classOf(series), "aria-hidden": "true" });
+      icon.append(node("line", { x1: 0, y1: 6, x2: 34, y2: 6, class: "line" }), shape(shapeOf(series), 17, 6, 3));
       const name = document.createElement("span");
       name.textContent = series.name;
       button.append(icon, name);
@@ -68,6 +73,8 @@ const vortChart = (() => {
         button.setAttribute("aria-pressed", String(!hidden.has(series.name)));
         draw();
       });
+      const light = (on) => () => { lit = on ? series.name : null; emphasise(); };
+      for (const [event, on] of [["pointerenter", true], ["focus", true], ["pointerleave", false], ["blur", false]]) button.addEventListener(event, light(on));
       legend.append(button);
     }
     const plot = document.createElement("div");
@@ -79,6 +86,40 @@ const vortChart = (() => {
     spoken.className = "hidden";
     spoken.setAttribute("role", "status");
     box.append(legend, plot, spoken);
+
+    /** Room at the right for the names of many lines, where there is any. */
+    function margin(width) {
+      if (spec.series.length <= CROWDED || width < 560) return 0;
+      return Math.min(width * 0.36, 30 + 6.1 * Math.max(...spec.series.map((s) => s.name.length)));
+    }
+
+    /** Each line's name at its end, moved apart where lines end together, with a thread between. */
+    function nameLines(svg, shown, width) {
+      const { right, top, bottom, x, y } = frame;
+      const step = Math.min(14, (bottom - top + 20) / shown.length);
+      const rows = shown.map((series) => {
+        const end = series.points.at(-1);
+        return { series, x: x(end[0]), from: y(end[1]), y: y(end[1]) };
+      }).sort((a, b) => a.from - b.from);
+      rows.forEach((row, n) => { if (n) row.y = Math.max(row.y, rows[n - 1].y + step); });
+      let floor = bottom + 6;
+      for (const row of [...rows].reverse()) { row.y = Math.min(row.y, floor); floor = row.y - step; }
+      const most = Math.floor((width - right - 26) / 6.1);
+      for (const row of rows) {
+        const group = node("g", { class: classOf(row.series), "data-name": row.series.name });
+        const text = row.series.name.length > most ? `${row.series.name.slice(0, most - 1)}…` : row.series.name;
+        group.append(
+          node("polyline", { points: `${row.x + 4},${row.from} ${right + 12},${row.y} ${right + 20},${row.y}`, class: "thread" }),
+          node("text", { x: right + 24, y: row.y + 4, class: "name" }, text),
+        );
+        svg.append(group);
+      }
+    }
+
+    /** The line under the pointer in the legend; the others step back. */
+    function emphasise() {
+      for (const group of plot.querySelectorAll("[data-name]")) group.classList.toggle("back", lit !== null && group.dataset.name !== lit);
+    }
 
     function scales(width, height) {
       const seen = spec.series.filter((s) => !hidden.has(s.name));
@@ -92,7 +133,7 @@ const vortChart = (() => {
         [y0, y1] = [y0 - room, y1 + room];
       }
       if (x1 <= x0) [x0, x1] = spec.x.log ? [x0 / 2, x0 * 2] : [x0 - 1, x0 + 1];
-      const [left, right, top, bottom] = [46, width - 12, 10, height - 40];
+      const [left, right, top, bottom] = [46, width - 12 - margin(width), 10, height - 40];
       const u = spec.x.log ? Math.log : (v) => v;
       return {
         left, right, top, bottom, x0, x1, y0, y1,
@@ -103,7 +144,8 @@ const vortChart = (() => {
 
     function draw() {
       const width = Math.max(plot.clientWidth, 240);
-      const height = Math.round(Math.min(300, Math.max(210, width * 0.56)));
+      const crowded = spec.series.length > CROWDED;
+      const height = Math.round(Math.min(crowded ? 400 : 300, Math.max(crowded ? 280 : 210, width * 0.56)));
       frame = scales(width, height);
       const { left, right, top, bottom, x, y } = frame;
       const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" });
@@ -125,17 +167,23 @@ const vortChart = (() => {
         if (!series.points.some((p) => p[3] > p[2])) continue;
         const up = series.points.map((p) => `${x(p[0])},${y(p[3])}`);
         const down = [...series.points].reverse().map((p) => `${x(p[0])},${y(p[2])}`);
-        svg.append(node("polygon", { points: [...up, ...down].join(" "), class: `${classOf(series)} band` }));
+        svg.append(node("polygon", { points: [...up, ...down].join(" "), class: `${classOf(series)} band`, "data-name": series.name }));
       }
-      for (const series of shown) {
-        const group = node("g", { class: classOf(series) });
+      // VORT comes first in the legend and last here: on top.
+      for (const series of [...shown].reverse()) {
+        const group = node("g", { class: classOf(series), "data-name": series.name });
         group.append(node("polyline", { points: series.points.map((p) => `${x(p[0])},${y(p[1])}`).join(" "), class: "line" }));
-        if (series.points.length <= 24) for (const p of series.points) group.append(shape(SHAPES[series.colour % 4], x(p[0]), y(p[1]), 2.8));
+        // Shapes on every point, or on some of a long line, at other places for each line.
+        const every = series.points.length <= 24 ? 1 : Math.ceil(series.points.length / 7);
+        const start = every === 1 ? 0 : Math.round((every * ((series.look * 3) % 8)) / 8);
+        series.points.forEach((p, n) => { if (n % every === start % every) group.append(shape(shapeOf(series), x(p[0]), y(p[1]), 2.8)); });
         svg.append(group);
       }
+      if (margin(width)) nameLines(svg, shown, width);
       svg.append(node("g", { class: "cross" }));
       plot.replaceChildren(svg);
       places = [...new Set(shown.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
+      emphasise();
       if (at !== null) mark();
     }
 
@@ -152,7 +200,7 @@ const vortChart = (() => {
         const point = hidden.has(series.name) ? undefined : series.points.find((p) => p[0] === at);
         if (!point) continue;
         head = point[4];
-        const dot = shape(SHAPES[series.colour % 4], x(point[0]), y(point[1]), 4.5);
+        const dot = shape(shapeOf(series), x(point[0]), y(point[1]), 4.5);
         dot.setAttribute("class", `${classOf(series)} dot`);
         cross.append(dot);
         const spread = point[3] > point[2] ? `  (${shows(point[2])} to ${shows(point[3])})` : "";
