@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 import vort
 from tests.memories.cases import NAMES
+from vort.lab.commands.command import Command
 from vort.lab.commands.generate import generate
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
 from vort.models.session import sample_token
@@ -525,7 +526,7 @@ def test_vort_generate_streams_and_goes_on(tmp_path: Path) -> None:
 def test_vort_generate_names_what_is_wrong(model: VortForCausalLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     app = typer.Typer()
-    app.command()(generate)
+    app.command(cls=Command)(generate)
     for arguments, message in (
         ([str(tmp_path / "model"), "--temperature", "-2"], "temperature must be 0"),
         ([str(tmp_path / "model"), "--save-every", "0"], "must be at least 1, got 0"),

@@ -756,8 +756,9 @@ def _wrong_cache(given: object) -> str:
 
 def _leaves_to_kernels(hidden: Tensor) -> bool:
     """Whether torch.compile should leave the blocks alone; what is exported is traced."""
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return compiling and hidden.is_cuda and has_triton()
+    # the flag itself: before torch 2.13 `is_exporting()` says yes to torch.compile as well
+    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+    return torch.compiler.is_compiling() and not exporting and hidden.is_cuda and has_triton()
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
