@@ -241,6 +241,7 @@ def _read(operation: str, place: int, operand: str) -> set[int]:
             # two addresses of two registers; in third place the first factor needs none
             first, count = (first + 2, 2) if place == 2 else (first, 4)
         elif kind == "desc" or re.search(r"^U.*\.64(\.|$)", operation):
-            count = 2
+            # a place among the kernel's arguments is one register, whatever is loaded from there
+            count = 1 if operand.startswith("c[") else 2
         found |= set(range(first, first + count))
     return found

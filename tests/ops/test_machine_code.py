@@ -29,6 +29,9 @@ def test_a_product_after_a_wait_for_pipelined_loads_needs_a_fence() -> None:
         (["UMOV UR4, URZ", "UIADD3.64 UR6, UR4, 0x2, URZ"], 1),  # a pair, half of it written
         (["ULDC.64 UR4, c[0x0][0x208]", "@!P0 LDG.E R3, desc[UR4][R2.64]"], 0),
         (["@P1 LDG.E R3, desc[UR4][R2.64]"], 1),
+        # one of two arguments, chosen by a place of 32 bits
+        (["USEL UR4, URZ, 0x48, !UP0", "ULDC.64 UR4, c[0x0][UR4+0x210]", "UMOV UR6, UR5"], 0),
+        (["ULDC.64 UR4, c[0x0][UR4+0x210]"], 1),
         (["UMOV UR10, URZ", "UMOV UR11, URZ", "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR8], R8"], 0),
         (["UMOV UR10, URZ", "UMOV UR11, URZ", "HGMMA.64x64x16.F32.BF16 R8, gdesc[UR8], R8"], 1),
         (["ULOP3.LUT UP0, UR23, UR6, 0x3, URZ, 0xc0, !UPT"], 1),  # UR23 is written, UR6 read
