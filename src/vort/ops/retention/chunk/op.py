@@ -1,19 +1,23 @@
 """The parallel form as one differentiable function: training on a CPU and anywhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from vort.ops.custom import Tensors, custom_op
 from vort.ops.retention.chunk.layout import Plan
-from vort.ops.retention.chunk.passes import run_backward, run_forward
+from vort.ops.retention.chunk.passes import Found, Gradients, run_backward, run_forward
 from vort.ops.retention.chunk.piece import Work
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 from vort.ops.retention.state import RetentionState
+from vort.ops.side_by_side import may_run_side_by_side, run_side_by_side
 
 __all__ = ["retention_chunk"]
+
+# Numbers in the spread keys of a call that is worth the way to other threads.
+LARGE = 1 << 17
 
 
 def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
@@ -34,11 +38,24 @@ def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
 def _forward(inputs: Inputs) -> Tensors:
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
         work = Work(inputs)
-        o, inverse, kept_G, kept_b, G_last, b_last = run_forward(work)
+        found = Found.of(work)
+        _for_heads(work, lambda part: run_forward(work.of_heads(part), found.of_heads(part)))
+    o, *kept, G_last, b_last = found
     if not inputs.output_final_state:
-        return o, None, None, inverse, kept_G, kept_b
+        return o, None, None, *kept
     G_last = G_last.unflatten(-1, (work.key_dim, work.value_dim))
-    return o, G_last, b_last if work.b_rows else None, inverse, kept_G, kept_b
+    return o, G_last, b_last if work.b_rows else None, *kept
+
+
+def _for_heads(work: Work, run: Callable[[slice], None]) -> None:
+    """Run all heads, on a CPU in as many parts at once as there are threads for them."""
+    parts = 1
+    if work.inputs.q.device.type == "cpu" and work.size >= LARGE:
+        parts = min(may_run_side_by_side(), work.heads)
+    if parts == 1:
+        return run(slice(None))
+    bounds = [work.heads * index // parts for index in range(parts + 1)]
+    run_side_by_side(lambda index: run(slice(bounds[index], bounds[index + 1])), parts)
 
 
 def _shapes(inputs: Inputs) -> Tensors:
@@ -67,7 +84,18 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
         work = Work(inputs, decay_needs_grad=needs[4])
         do = torch.zeros_like(inputs.v) if do is None else do
-        found = run_backward(work, do, inverse, (kept_G, kept_b), (dG_last, db_last))
+        G, b = work.new_states(work.sequences)
+        if dG_last is not None:
+            G.copy_(dG_last.flatten(-2))
+        if db_last is not None:
+            b.copy_(db_last)
+        given = Found(do, inverse, kept_G, kept_b, G, b)
+        found = Gradients.of(work)
+
+        def run(part: slice) -> None:
+            run_backward(work.of_heads(part), given.of_heads(part), found.of_heads(part))
+
+        _for_heads(work, run)
         dlog_decay = found.dlog_decay.to(inputs.log_decay.dtype)
         dG = db = None
         if inputs.G is not None:

@@ -15,26 +15,52 @@ from vort.ops.retention.chunk.piece import (
     spread,
 )
 
-__all__ = ["run_backward", "run_forward"]
+__all__ = ["Found", "Gradients", "run_backward", "run_forward"]
 
 # A batch of vectors times matrices is slow for rows shorter than this: on a CPU with MKL, 32
 # columns take five times as long as 64.
 FAST_ROWS = 64
 
 
-def run_forward(work: Work) -> tuple[Tensor, ...]:
-    """Output, signed 1 / normaliser, states before each piece (if tracked), final G and b."""
-    layout, plan, v = work.layout, work.plan, work.inputs.v
-    output = torch.empty_like(v, memory_format=torch.contiguous_format)
-    inverse = work.empty(*v.shape[:3], 1 if work.b_rows else 0)
-    kept = work.state_shapes(plan.max_pieces if work.inputs.tracked else 0, layout.rows)
-    kept_G, kept_b = (work.empty(*shape) for shape in kept)
-    initial = work.initial()
-    final = (initial[0].clone(), initial[1].clone())
-    state = work.new_states(layout.rows)
-    for index, (start, stop) in enumerate(layout.pieces(plan.per_piece)):
+class Found(NamedTuple):
+    """Where the results of a call go.
+
+    output [B, T, H, V], inverse (signed 1 / normaliser) [B, T, H, 0 or 1], states before each piece
+    [pieces, rows, H, ...], none unless tracked, and final states [N, H, ...] as in `new_states`.
+    """
+
+    output: Tensor
+    inverse: Tensor
+    kept_G: Tensor
+    kept_b: Tensor
+    G: Tensor
+    b: Tensor
+
+    @staticmethod
+    def of(work: Work) -> "Found":
+        """Memory for them all, contents undefined."""
+        v, pieces = work.inputs.v, work.plan.max_pieces if work.inputs.tracked else 0
+        kept = work.state_shapes(pieces, work.layout.rows)
+        final = work.state_shapes(work.sequences)
+        return Found(
+            torch.empty_like(v, memory_format=torch.contiguous_format),
+            work.empty(*v.shape[:3], 1 if work.b_rows else 0),
+            *(work.empty(*shape) for shape in (*kept, *final)),
+        )
+
+    def of_heads(self, part: slice) -> "Found":
+        """The places of some heads."""
+        *by_token, G, b = self
+        return Found(*(x[:, :, part] for x in by_token), G[:, part], b[:, part])
+
+
+def run_forward(work: Work, found: Found) -> None:
+    """Fill in the results of a call."""
+    layout, initial, state = work.layout, work.initial(), work.new_states(work.layout.rows)
+    final = (found.G.copy_(initial[0]), found.b.copy_(initial[1]))
+    for index, (start, stop) in enumerate(layout.pieces(work.plan.per_piece)):
         if work.inputs.tracked:
-            kept_G[index], kept_b[index] = state
+            found.kept_G[index], found.kept_b[index] = state
         piece = Piece(work, start, stop)
         _, G, b = enter(piece, state, initial, final)
         state = (G[-1], b[-1])
@@ -45,49 +71,62 @@ def run_forward(work: Work) -> tuple[Tensor, ...]:
             total = piece.pair_sums()
             total += (piece.for_b(piece.reading) * torch.bmm(piece.q, flat(b[:-1]).mT)).sum(-1)
             signed = torch.copysign(1 / (total.abs() + work.inputs.eps), total).unsqueeze(-1)
-            piece.store(inverse, signed)
+            piece.store(found.inverse, signed)
             value *= signed.abs()
-        piece.store(output, value)
+        piece.store(found.output, value)
     work.workspace.close()
-    return output, inverse, kept_G, kept_b, *final
 
 
-class Gradients:
-    """Where the gradients of a call go; dG, db and those of the final states as in `new_states`."""
+class Gradients(NamedTuple):
+    """Where the gradients of a call go, in shapes as in `Found`; dread is empty without `read`."""
 
-    def __init__(self, work: Work, final: tuple[Tensor | None, Tensor | None]) -> None:
-        self.dq, self.dk, self.dv, self.dwrite = (
-            torch.empty_like(x, memory_format=torch.contiguous_format) for x in work.inputs[:4]
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dwrite: Tensor
+    dread: Tensor
+    dlog_decay: Tensor
+    dG: Tensor
+    db: Tensor
+
+    @staticmethod
+    def of(work: Work) -> "Gradients":
+        """Memory for them all, contents undefined but for dlog_decay, which starts at 0."""
+        q, k, v, write, _, read, *_ = work.inputs
+        by_token = [
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, write)
+        ]
+        dread = work.empty(1, 1, work.heads, 0) if read is None else torch.empty_like(by_token[3])
+        final = (work.empty(*shape) for shape in work.state_shapes(work.sequences))
+        return Gradients(*by_token, dread, work.new(work.heads, work.num_scales), *final)
+
+    def of_heads(self, part: slice) -> "Gradients":
+        """The places of some heads."""
+        *by_token, dlog_decay, dG, db = self
+        return Gradients(
+            *(x[:, :, part] for x in by_token), dlog_decay[part], dG[:, part], db[:, part]
         )
-        self.dread = work.new(0) if work.inputs.read is None else torch.empty_like(self.dwrite)
-        self.dlog_decay = work.new(work.heads, work.num_scales)
-        self.final = work.new_states(work.sequences)
-        for place, given in zip(self.final, final, strict=True):
-            if given is not None:
-                place.copy_(given.reshape(place.shape))
-        # A sequence with no tokens hands its final gradient straight to its initial state.
-        self.dG, self.db = self.final[0].clone(), self.final[1].clone()
 
 
-def run_backward(
-    work: Work,
-    do: Tensor,
-    inverse: Tensor,
-    kept: tuple[Tensor, Tensor],
-    final: tuple[Tensor | None, Tensor | None],
-) -> Gradients:
-    """Gradients of everything, from those of the output and the final states."""
-    grads = Gradients(work, final)
-    initial = work.initial()
+def run_backward(work: Work, given: Found, grads: Gradients) -> None:
+    """Fill in the gradients of everything.
+
+    given: what the forward pass found, with the gradients of output and final states in their
+    places.
+    """
+    final, initial = (given.G, given.b), work.initial()
+    # A sequence with no tokens hands its final gradient straight to its initial state.
+    grads.dG.copy_(given.G)
+    grads.db.copy_(given.b)
     carry = work.new_states(work.layout.rows)
     pieces = work.layout.pieces(work.plan.per_piece)
     for index in reversed(range(len(pieces))):
         piece = Piece(work, *pieces[index])
-        written, G, b = enter(piece, (kept[0][index], kept[1][index]), initial)
-        reading = _reading_backward(piece, do, inverse, G[:-1], b[:-1])
-        carry = _writing_backward(piece, reading, written, G[:-1], b[:-1], carry, grads)
+        state = given.kept_G[index], given.kept_b[index]
+        written, G, b = enter(piece, state, initial)
+        reading = _reading_backward(piece, given.output, given.inverse, G[:-1], b[:-1])
+        carry = _writing_backward(piece, reading, written, G[:-1], b[:-1], carry, final, grads)
     work.workspace.close()
-    return grads
 
 
 class ReadingGradients(NamedTuple):
@@ -149,6 +188,7 @@ def _writing_backward(
     G: Tensor,
     b: Tensor,
     carry: tuple[Tensor, Tensor],
+    final: tuple[Tensor, Tensor],
     grads: Gradients,
 ) -> tuple[Tensor, Tensor]:
     """Fill in the gradients of a piece; return those of the states before it."""
@@ -157,7 +197,7 @@ def _writing_backward(
     leaving = workspace.take("leaving", G.shape[0] + 1, *G.shape[1:])
     leaving[-1] = carry[0]
     pair = (piece.by_chunk(asking).mT, piece.by_chunk(read.dvalue))
-    run_states_backward(leaving, *pair, chunks, work.decays.drop, grads.dG, grads.final[0])
+    run_states_backward(leaving, *pair, chunks, work.decays.drop, grads.dG, final[0])
     states = matrices(leaving[1:], work)
     told = torch.bmm(piece.v, states.mT, out=asking)
     dwriting = _by_scale(told, piece.k, work.num_scales)
@@ -166,19 +206,19 @@ def _writing_backward(
     dv = piece.take("v gradients", work.value_dim)
     torch.bmm(piece.pairs, read.dvalue, out=dv).baddbmm_(written, states)
     if work.decay_needs_grad:
-        grads.dlog_decay += _aging(G, leaving[1:], piece)
+        grads.dlog_decay.add_(_aging(G, leaving[1:], piece))
 
     counting = workspace.take("counting", b.shape[0] + 1, *b.shape[1:])
     counting[-1] = carry[1]
     if work.b_rows:
         pair = (piece.by_chunk(read.db_reading).mT, piece.by_chunk(piece.q))
-        run_states_backward(counting, *pair, chunks, work.b_drop, grads.db, grads.final[1])
+        run_states_backward(counting, *pair, chunks, work.b_drop, grads.db, final[1])
         sums = flat(counting[1:])
         dk.baddbmm_(piece.for_b(piece.writing), sums)
         if work.normalizer == "decayed":
             dwriting.baddbmm_(piece.k, sums.mT)
             if work.decay_needs_grad:
-                grads.dlog_decay += _aging(b, counting[1:], piece)
+                grads.dlog_decay.add_(_aging(b, counting[1:], piece))
     _store_gates(piece, read, dwriting.view(piece.write.shape), grads)
     for place, value in ((grads.dq, read.dq), (grads.dk, dk), (grads.dv, dv)):
         piece.store(place, value)
@@ -201,8 +241,8 @@ def _store_gates(piece: Piece, read: ReadingGradients, dwriting: Tensor, grads: 
     since_start = torch.arange(1, work.plan.chunk + 1, device=dwriting.device).unsqueeze(-1)
     aged = piece.reading * dreading * since_start
     aged += piece.writing * dwriting * piece.steps_to_end
-    grads.dlog_decay += dlog_decay
-    grads.dlog_decay += aged.sum((0, 1, 3))
+    grads.dlog_decay.add_(dlog_decay)
+    grads.dlog_decay.add_(aged.sum((0, 1, 3)))
 
 
 def _by_scale(rows: Tensor, x: Tensor, num_scales: int) -> Tensor:

@@ -22,7 +22,9 @@ SMALL = 1 << 15
 class Work:
     """A call, with the sizes and tables that follow from it; its log_decay is [H, S]."""
 
-    def __init__(self, inputs: Inputs, decay_needs_grad: bool = True) -> None:
+    def __init__(
+        self, inputs: Inputs, decay_needs_grad: bool = True, plan: Plan | None = None
+    ) -> None:
         self.inputs, self.decay_needs_grad = inputs, decay_needs_grad
         q, k, v, write, log_decay, read, *_ = inputs
         self.normalizer = inputs.normalizer
@@ -31,7 +33,7 @@ class Work:
         self.num_scales = write.shape[-1]
         self.b_rows = b_rows(self.normalizer, self.num_scales)
         self.sequences = count_sequences(inputs)
-        self.plan = Plan.of(inputs)
+        self.plan = plan or Plan.of(inputs)
         # Tables are small for decays that all heads share: [S] comes expanded, with stride 0.
         rates = log_decay[:1] if log_decay.stride(0) == 0 else log_decay
         self.decays = Decays.of(rates.to(self.dtype), self.plan.chunk, inputs.include_self)
@@ -44,6 +46,11 @@ class Work:
         """Whether anyone asks how positions read the states: `read`, or the decays."""
         return self.inputs.read is not None or self.decay_needs_grad
 
+    @property
+    def size(self) -> int:
+        """Elements of all keys, or values, spread over the scales."""
+        return self.inputs.write.numel() * max(self.key_dim, self.value_dim)
+
     @cached_property
     def layout(self) -> Layout:
         """Where the chunks are."""
@@ -55,6 +62,15 @@ class Work:
         if self.normalizer == "decayed":
             return self.decays.drop
         return torch.zeros_like(self.decays.drop[..., : self.b_rows])
+
+    def of_heads(self, part: slice) -> "Work":
+        """The work of some heads, cut into pieces as all of it is."""
+        q, k, v, write, log_decay, read, G, b, *rest = self.inputs
+        by_token = (None if x is None else x[:, :, part] for x in (q, k, v, write, read))
+        q, k, v, write, read = by_token
+        G, b = (None if x is None else x[:, part] for x in (G, b))
+        inputs = Inputs(q, k, v, write, log_decay[part], read, G, b, *rest)
+        return Work(inputs, self.decay_needs_grad, self.plan)
 
     def new(self, *shape: int) -> Tensor:
         """Zeros in the dtype of the sums."""
