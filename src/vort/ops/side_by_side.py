@@ -7,60 +7,62 @@ wait is as long as the queue. Parts that do not need each other wait once, at th
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
-__all__ = ["may_run_side_by_side", "run_side_by_side"]
+__all__ = ["run_side_by_side", "threads_here"]
 
-_crews: dict[int, ThreadPoolExecutor] = {}
+_crews: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _lock = threading.Lock()
 
 
-def may_run_side_by_side() -> int:
-    """How many parts are worth making here: the threads an op may use, 1 where none helps."""
-    # A part is another thread: whatever watches this thread's ops would not see it.
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    if watched or not torch.backends.openmp.is_available():
+def threads_here() -> int:
+    """How many threads an op of this thread may use; 1 where parts cannot go to others."""
+    # Modes belong to a thread: what watches or changes ops here would miss those of a part.
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    if modes or not torch.backends.openmp.is_available():
         return 1
     return torch.get_num_threads()
 
 
-def run_side_by_side(work: Callable[[int], None], parts: int) -> None:
-    """Call work(0) to work(parts - 1) at once, each in one thread, and wait for all.
+def run_side_by_side(parts: Sequence[Callable[[], None]]) -> None:
+    """Call all parts at once, each in a thread of its own, and wait for them.
 
-    Gradients are not recorded. An error of any part is raised here, after all have ended.
+    The threads that an op may use here are dealt out among them. Gradients are not recorded. An
+    error of a part is raised here when all have ended.
     """
-    inference = torch.is_inference_mode_enabled()
+    inference, crew = torch.is_inference_mode_enabled(), _crew(len(parts))
+    pending = [crew.submit(_run, part, inference) for part in parts]
+    wait(pending)
+    for part in pending:
+        part.result()
 
-    def alone(index: int) -> None:
-        with torch.inference_mode(inference), torch.no_grad():
-            work(index)
 
-    pending = [_crew(parts).submit(alone, index) for index in range(parts)]
-    errors = [error for error in (part.exception() for part in pending) if error is not None]
-    if errors:
-        raise errors[0]
+def _run(part: Callable[[], None], inference: bool) -> None:
+    with torch.inference_mode(inference), torch.no_grad():
+        part()
 
 
 def _crew(size: int) -> ThreadPoolExecutor:
-    """So many threads whose ops take one thread each."""
+    """So many threads, which share out those that an op may use here."""
+    here = torch.get_num_threads()
+    each = max(1, here // size)
     with _lock:
-        crew = _crews.get(size)
+        crew = _crews.get((size, each))
         if crew is None:
-            crew = _crews[size] = ThreadPoolExecutor(size, "vort")
+            crew = _crews[size, each] = ThreadPoolExecutor(size, "vort")
             everyone = threading.Barrier(size)
-            for started in [crew.submit(_settle, everyone) for _ in range(size)]:
-                started.result()
-            # The number of threads is each thread's own, but new ones inherit what was set last.
-            torch.set_num_threads(torch.get_num_threads())
+            wait([crew.submit(_settle, everyone, each) for _ in range(size)])
+            # How many an op may use is each thread's own, but new ones take what was set last.
+            torch.set_num_threads(here)
         return crew
 
 
-def _settle(everyone: threading.Barrier) -> None:
-    torch.empty(1 << 16).zero_()  # a thread's first parallel op would set its number again
-    torch.set_num_threads(1)
+def _settle(everyone: threading.Barrier, threads: int) -> None:
+    torch.empty(1 << 16).zero_()  # a thread's first parallel op would set the number once more
+    torch.set_num_threads(threads)
     everyone.wait()
 
 

@@ -1,6 +1,8 @@
 """The parallel form as one differentiable function: training on a CPU and anywhere."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from vort.ops.retention.chunk.piece import Work
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 from vort.ops.retention.state import RetentionState
-from vort.ops.side_by_side import may_run_side_by_side, run_side_by_side
+from vort.ops.side_by_side import run_side_by_side, threads_here
 
 __all__ = ["retention_chunk"]
 
@@ -39,7 +41,7 @@ def _forward(inputs: Inputs) -> Tensors:
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
         work = Work(inputs)
         found = Found.of(work)
-        _for_heads(work, lambda part: run_forward(work.of_heads(part), found.of_heads(part)))
+        _for_heads(work, lambda part, heads: run_forward(part, found.of_heads(heads)))
     o, *kept, G_last, b_last = found
     if not inputs.output_final_state:
         return o, None, None, *kept
@@ -47,15 +49,21 @@ def _forward(inputs: Inputs) -> Tensors:
     return o, G_last, b_last if work.b_rows else None, *kept
 
 
-def _for_heads(work: Work, run: Callable[[slice], None]) -> None:
-    """Run all heads, on a CPU in as many parts at once as there are threads for them."""
+def _for_heads(work: Work, run: Callable[[Work, slice], None]) -> None:
+    """Run the work of all heads, on a CPU in as many parts at once as there are threads."""
     parts = 1
     if work.inputs.q.device.type == "cpu" and work.size >= LARGE:
-        parts = min(may_run_side_by_side(), work.heads)
+        parts = min(threads_here(), work.heads)
     if parts == 1:
-        return run(slice(None))
+        run(work, slice(None))
+        return
     bounds = [work.heads * index // parts for index in range(parts + 1)]
-    run_side_by_side(lambda index: run(slice(bounds[index], bounds[index + 1])), parts)
+    each = [slice(*pair) for pair in pairwise(bounds)]
+    run_side_by_side([partial(_run_part, work, heads, run) for heads in each])
+
+
+def _run_part(work: Work, heads: slice, run: Callable[[Work, slice], None]) -> None:
+    run(work.of_heads(heads), heads)
 
 
 def _shapes(inputs: Inputs) -> Tensors:
@@ -92,8 +100,8 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         given = Found(do, inverse, kept_G, kept_b, G, b)
         found = Gradients.of(work)
 
-        def run(part: slice) -> None:
-            run_backward(work.of_heads(part), given.of_heads(part), found.of_heads(part))
+        def run(part: Work, heads: slice) -> None:
+            run_backward(part, given.of_heads(heads), found.of_heads(heads))
 
         _for_heads(work, run)
         dlog_decay = found.dlog_decay.to(inputs.log_decay.dtype)

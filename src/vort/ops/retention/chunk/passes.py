@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
     output: Tensor
     inverse: Tensor
-    kept_G: Tensor
+    kept_G: Tensor  # noqa: N815
     kept_b: Tensor
     G: Tensor
     b: Tensor
@@ -40,18 +40,15 @@ class Found(NamedTuple):
     def of(work: Work) -> "Found":
         """Memory for them all, contents undefined."""
         v, pieces = work.inputs.v, work.plan.max_pieces if work.inputs.tracked else 0
-        kept = work.state_shapes(pieces, work.layout.rows)
-        final = work.state_shapes(work.sequences)
-        return Found(
-            torch.empty_like(v, memory_format=torch.contiguous_format),
-            work.empty(*v.shape[:3], 1 if work.b_rows else 0),
-            *(work.empty(*shape) for shape in (*kept, *final)),
-        )
+        output = torch.empty_like(v, memory_format=torch.contiguous_format)
+        inverse = work.empty(*v.shape[:3], 1 if work.b_rows else 0)
+        kept_G, kept_b = work.empty_states(pieces, work.layout.rows)
+        return Found(output, inverse, kept_G, kept_b, *work.empty_states(work.sequences))
 
-    def of_heads(self, part: slice) -> "Found":
+    def of_heads(self, heads: slice) -> "Found":
         """The places of some heads."""
-        *by_token, G, b = self
-        return Found(*(x[:, :, part] for x in by_token), G[:, part], b[:, part])
+        output, inverse, kept_G, kept_b = (x[:, :, heads] for x in self[:4])
+        return Found(output, inverse, kept_G, kept_b, self.G[:, heads], self.b[:, heads])
 
 
 def run_forward(work: Work, found: Found) -> None:
@@ -86,26 +83,25 @@ class Gradients(NamedTuple):
     dwrite: Tensor
     dread: Tensor
     dlog_decay: Tensor
-    dG: Tensor
+    dG: Tensor  # noqa: N815
     db: Tensor
 
     @staticmethod
     def of(work: Work) -> "Gradients":
         """Memory for them all, contents undefined but for dlog_decay, which starts at 0."""
-        q, k, v, write, _, read, *_ = work.inputs
-        by_token = [
-            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, write)
-        ]
-        dread = work.empty(1, 1, work.heads, 0) if read is None else torch.empty_like(by_token[3])
-        final = (work.empty(*shape) for shape in work.state_shapes(work.sequences))
-        return Gradients(*by_token, dread, work.new(work.heads, work.num_scales), *final)
-
-    def of_heads(self, part: slice) -> "Gradients":
-        """The places of some heads."""
-        *by_token, dlog_decay, dG, db = self
-        return Gradients(
-            *(x[:, :, part] for x in by_token), dlog_decay[part], dG[:, part], db[:, part]
+        dq, dk, dv, dwrite = (
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in work.inputs[:4]
         )
+        read = work.inputs.read
+        dread = work.empty(1, 1, work.heads, 0) if read is None else torch.empty_like(dwrite)
+        dlog_decay = work.new(work.heads, work.num_scales)
+        return Gradients(dq, dk, dv, dwrite, dread, dlog_decay, *work.empty_states(work.sequences))
+
+    def of_heads(self, heads: slice) -> "Gradients":
+        """The places of some heads."""
+        dq, dk, dv, dwrite, dread = (x[:, :, heads] for x in self[:5])
+        dlog_decay, dG, db = self.dlog_decay[heads], self.dG[:, heads], self.db[:, heads]
+        return Gradients(dq, dk, dv, dwrite, dread, dlog_decay, dG, db)
 
 
 def run_backward(work: Work, given: Found, grads: Gradients) -> None:
@@ -242,7 +238,7 @@ def _store_gates(piece: Piece, read: ReadingGradients, dwriting: Tensor, grads: 
     aged = piece.reading * dreading * since_start
     aged += piece.writing * dwriting * piece.steps_to_end
     grads.dlog_decay.add_(dlog_decay)
-    grads.dlog_decay.add_(aged.sum((0, 1, 3)))
+    grads.dlog_decay.add_(work.sum_heads(aged, (0, 1, 3)))
 
 
 def _by_scale(rows: Tensor, x: Tensor, num_scales: int) -> Tensor:
@@ -273,4 +269,4 @@ def _aging(entering: Tensor, leaving: Tensor, piece: Piece) -> Tensor:
     met = entering.mul_(leaving).sum(-1)
     length = piece.lengths
     met *= piece.work.decays.power[length].unsqueeze(1) * length[:, None, None, None]
-    return met.sum((0, 1))
+    return piece.work.sum_heads(met, (0, 1))

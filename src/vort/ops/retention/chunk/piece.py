@@ -5,6 +5,7 @@ A piece is a run of chunks whose temporaries fit the workspace; both passes go p
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +24,9 @@ class Work:
     """A call, with the sizes and tables that follow from it; its log_decay is [H, S]."""
 
     def __init__(
-        self, inputs: Inputs, decay_needs_grad: bool = True, plan: Plan | None = None
+        self, inputs: Inputs, decay_needs_grad: bool = True, part: "Part | None" = None
     ) -> None:
-        self.inputs, self.decay_needs_grad = inputs, decay_needs_grad
+        self.inputs, self.decay_needs_grad, self.part = inputs, decay_needs_grad, part
         q, k, v, write, log_decay, read, *_ = inputs
         self.normalizer = inputs.normalizer
         self.dtype = compute_dtype(q, k, v)
@@ -33,7 +34,7 @@ class Work:
         self.num_scales = write.shape[-1]
         self.b_rows = b_rows(self.normalizer, self.num_scales)
         self.sequences = count_sequences(inputs)
-        self.plan = plan or Plan.of(inputs)
+        self.plan = Plan.of(inputs) if part is None else part.whole.plan
         # Tables are small for decays that all heads share: [S] comes expanded, with stride 0.
         rates = log_decay[:1] if log_decay.stride(0) == 0 else log_decay
         self.decays = Decays.of(rates.to(self.dtype), self.plan.chunk, inputs.include_self)
@@ -54,6 +55,8 @@ class Work:
     @cached_property
     def layout(self) -> Layout:
         """Where the chunks are."""
+        if self.part is not None:
+            return self.part.whole.layout
         return make_layout(self.inputs.q, self.inputs.cu_seqlens, self.plan.chunk)
 
     @property
@@ -63,14 +66,33 @@ class Work:
             return self.decays.drop
         return torch.zeros_like(self.decays.drop[..., : self.b_rows])
 
-    def of_heads(self, part: slice) -> "Work":
+    def of_heads(self, heads: slice) -> "Work":
         """The work of some heads, cut into pieces as all of it is."""
-        q, k, v, write, log_decay, read, G, b, *rest = self.inputs
-        by_token = (None if x is None else x[:, :, part] for x in (q, k, v, write, read))
-        q, k, v, write, read = by_token
-        G, b = (None if x is None else x[:, part] for x in (G, b))
-        inputs = Inputs(q, k, v, write, log_decay[part], read, G, b, *rest)
-        return Work(inputs, self.decay_needs_grad, self.plan)
+        q, k, v, write, log_decay, read, G, b, *_ = self.inputs
+        inputs = self.inputs._replace(
+            q=q[:, :, heads],
+            k=k[:, :, heads],
+            v=v[:, :, heads],
+            write=write[:, :, heads],
+            log_decay=log_decay[heads],
+            read=None if read is None else read[:, :, heads],
+            G=None if G is None else G[:, heads],
+            b=None if b is None else b[:, heads],
+        )
+        return Work(inputs, self.decay_needs_grad, Part(self, heads))
+
+    def sum_heads(self, x: Tensor, over: tuple[int, ...]) -> Tensor:
+        """Sum of x [n, rows, H, ...] over some axes, n and rows among them: [H, ...].
+
+        The order of a sum follows from the shape of what is summed. So that a part of the heads
+        finds what all of them would, to the bit, it takes the sum in their shape.
+        """
+        if self.part is None:
+            return x.sum(over)
+        whole, heads = self.part
+        filled = x.new_zeros(*x.shape[:2], whole.heads, *x.shape[3:])
+        filled[:, :, heads] = x
+        return filled.sum(over)[heads]
 
     def new(self, *shape: int) -> Tensor:
         """Zeros in the dtype of the sums."""
@@ -92,6 +114,11 @@ class Work:
         G, b = self.state_shapes(*count)
         return self.new(*G), self.new(*b)
 
+    def empty_states(self, *count: int) -> tuple[Tensor, Tensor]:
+        """Like `new_states`, contents undefined."""
+        G, b = self.state_shapes(*count)
+        return self.empty(*G), self.empty(*b)
+
     def initial(self) -> tuple[Tensor, Tensor]:
         """The states that the sequences start from, in the same form."""
         G, b = self.new_states(self.sequences)
@@ -100,6 +127,13 @@ class Work:
         if self.inputs.b is not None:
             b = self.inputs.b.to(self.dtype)
         return G, b
+
+
+class Part(NamedTuple):
+    """Which heads of which work a part of it has."""
+
+    whole: Work
+    heads: slice
 
 
 class Piece:
