@@ -39,7 +39,7 @@ def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
 
 def _forward(inputs: Inputs) -> Tensors:
     with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
-        work = Work(inputs)
+        work = Work(inputs, decay_needs_grad=False)
         found = Found.of(work)
         _for_heads(work, lambda part, heads: run_forward(part, found.of_heads(heads)))
     o, *kept, G_last, b_last = found

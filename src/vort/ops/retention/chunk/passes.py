@@ -55,11 +55,11 @@ def run_forward(work: Work, found: Found) -> None:
     """Fill in the results of a call."""
     layout, initial, state = work.layout, work.initial(), work.new_states(work.layout.rows)
     final = (found.G.copy_(initial[0]), found.b.copy_(initial[1]))
-    for index, (start, stop) in enumerate(layout.pieces(work.plan.per_piece)):
-        if work.inputs.tracked:
-            found.kept_G[index], found.kept_b[index] = state
+    for start, stop in layout.pieces(work.per_piece):
         piece = Piece(work, start, stop)
         _, G, b = enter(piece, state, initial, final)
+        if work.inputs.tracked:
+            _keep(work, found, start, G[:-1], b[:-1])
         state = (G[-1], b[-1])
         value = torch.bmm(piece.pairs.mT, piece.v, out=piece.take("value", work.value_dim))
         asking = spread(piece.reading, piece.q, work.workspace, "asking")
@@ -72,6 +72,13 @@ def run_forward(work: Work, found: Found) -> None:
             value *= signed.abs()
         piece.store(found.output, value)
     work.workspace.close()
+
+
+def _keep(work: Work, found: Found, start: int, G: Tensor, b: Tensor) -> None:
+    """Keep, of the states before chunks start.., those before pieces of the plan."""
+    each = work.plan.per_piece
+    for place, states in ((found.kept_G, G[::each]), (found.kept_b, b[::each])):
+        place[start // each : start // each + len(states)] = states
 
 
 class Gradients(NamedTuple):
@@ -115,9 +122,9 @@ def run_backward(work: Work, given: Found, grads: Gradients) -> None:
     grads.dG.copy_(given.G)
     grads.db.copy_(given.b)
     carry = work.new_states(work.layout.rows)
-    pieces = work.layout.pieces(work.plan.per_piece)
-    for index in reversed(range(len(pieces))):
-        piece = Piece(work, *pieces[index])
+    for start, stop in reversed(work.layout.pieces(work.per_piece)):
+        piece = Piece(work, start, stop)
+        index = start // work.plan.per_piece
         state = given.kept_G[index], given.kept_b[index]
         written, G, b = enter(piece, state, initial)
         reading = _reading_backward(piece, given.output, given.inverse, G[:-1], b[:-1])
@@ -193,7 +200,8 @@ def _writing_backward(
     leaving = workspace.take("leaving", G.shape[0] + 1, *G.shape[1:])
     leaving[-1] = carry[0]
     pair = (piece.by_chunk(asking).mT, piece.by_chunk(read.dvalue))
-    run_states_backward(leaving, *pair, chunks, work.decays.drop, grads.dG, final[0])
+    small = work.is_small(leaving)
+    run_states_backward(leaving, *pair, chunks, work.decays.drop, small, grads.dG, final[0])
     states = matrices(leaving[1:], work)
     told = torch.bmm(piece.v, states.mT, out=asking)
     dwriting = _by_scale(told, piece.k, work.num_scales)
@@ -208,7 +216,8 @@ def _writing_backward(
     counting[-1] = carry[1]
     if work.b_rows:
         pair = (piece.by_chunk(read.db_reading).mT, piece.by_chunk(piece.q))
-        run_states_backward(counting, *pair, chunks, work.b_drop, grads.db, final[1])
+        small = work.is_small(counting)
+        run_states_backward(counting, *pair, chunks, work.b_drop, small, grads.db, final[1])
         sums = flat(counting[1:])
         dk.baddbmm_(piece.for_b(piece.writing), sums)
         if work.normalizer == "decayed":

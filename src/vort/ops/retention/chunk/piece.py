@@ -23,9 +23,7 @@ SMALL = 1 << 15
 class Work:
     """A call, with the sizes and tables that follow from it; its log_decay is [H, S]."""
 
-    def __init__(
-        self, inputs: Inputs, decay_needs_grad: bool = True, part: "Part | None" = None
-    ) -> None:
+    def __init__(self, inputs: Inputs, decay_needs_grad: bool, part: "Part | None" = None) -> None:
         self.inputs, self.decay_needs_grad, self.part = inputs, decay_needs_grad, part
         q, k, v, write, log_decay, read, *_ = inputs
         self.normalizer = inputs.normalizer
@@ -34,7 +32,7 @@ class Work:
         self.num_scales = write.shape[-1]
         self.b_rows = b_rows(self.normalizer, self.num_scales)
         self.sequences = count_sequences(inputs)
-        self.plan = Plan.of(inputs) if part is None else part.whole.plan
+        self.plan: Plan = Plan.of(inputs) if part is None else part.whole.plan
         # Tables are small for decays that all heads share: [S] comes expanded, with stride 0.
         rates = log_decay[:1] if log_decay.stride(0) == 0 else log_decay
         self.decays = Decays.of(rates.to(self.dtype), self.plan.chunk, inputs.include_self)
@@ -80,6 +78,24 @@ class Work:
             b=None if b is None else b[:, heads],
         )
         return Work(inputs, self.decay_needs_grad, Part(self, heads))
+
+    def is_small(self, states: Tensor) -> bool:
+        """Whether states [n, rows, H, ...] of the whole call cost more in calls than in sums."""
+        return states.shape[1:].numel() // self.heads * self.all_heads < SMALL
+
+    @property
+    def all_heads(self) -> int:
+        """Heads of the call, of which this may be a part."""
+        return self.heads if self.part is None else self.part.whole.heads
+
+    @property
+    def per_piece(self) -> int:
+        """Chunks in a piece: as many more as there are fewer heads, some pieces of the plan.
+
+        The gradient of the decays is summed piece by piece, so there pieces are the plan's.
+        """
+        more = 1 if self.decay_needs_grad else self.all_heads // self.heads
+        return self.plan.per_piece * more
 
     def sum_heads(self, x: Tensor, over: tuple[int, ...]) -> Tensor:
         """Sum of x [n, rows, H, ...] over some axes, n and rows among them: [H, ...].
@@ -219,12 +235,12 @@ def enter(
     G = workspace.take("states", *shape_G)
     G[0] = state[0]
     pair = (piece.by_chunk(written).mT, piece.by_chunk(piece.v))
-    run_states(G, *pair, chunks, work.decays.drop, initial[0], final[0])
+    run_states(G, *pair, chunks, work.decays.drop, work.is_small(G), initial[0], final[0])
     b = workspace.take("sums", *shape_b)
     b[0] = state[1]
     if work.b_rows:
         pair = (piece.by_chunk(piece.for_b(piece.writing)).mT, piece.by_chunk(piece.k))
-        run_states(b, *pair, chunks, work.b_drop, initial[1], final[1])
+        run_states(b, *pair, chunks, work.b_drop, work.is_small(b), initial[1], final[1])
     return written, G, b
 
 
@@ -253,6 +269,7 @@ def run_states(
     right: Tensor,
     chunks: Sequence[Chunk],
     drop: Tensor,
+    small: bool,
     initial: Tensor,
     final: Tensor | None = None,
 ) -> None:
@@ -262,7 +279,7 @@ def run_states(
     that starts a sequence takes its state from `initial`, one that ends a sequence leaves it in
     `final`: nothing crosses over.
     """
-    each, add_product = states.unbind(), _adder(states[1:], left, right)
+    each, add_product = states.unbind(), _adder(states[1:], left, right, small)
     aging = _aging_of(chunks, drop)
     for index, chunk in enumerate(chunks):
         before, after = each[index], each[index + 1]
@@ -280,6 +297,7 @@ def run_states_backward(
     right: Tensor,
     chunks: Sequence[Chunk],
     drop: Tensor,
+    small: bool,
     initial: Tensor,
     final: Tensor,
 ) -> None:
@@ -289,7 +307,7 @@ def run_states_backward(
     the state entering it. Gradients of final states come in through `final`, those of initial
     ones go out to `initial`.
     """
-    each, add_product = grads.unbind(), _adder(grads[:-1], left, right)
+    each, add_product = grads.unbind(), _adder(grads[:-1], left, right, small)
     aging = _aging_of(chunks, drop)
     for index in reversed(range(len(chunks))):
         chunk, before, after = chunks[index], each[index], each[index + 1]
@@ -301,9 +319,9 @@ def run_states_backward(
             initial[chunk.first] = before
 
 
-def _adder(states: Tensor, left: Tensor, right: Tensor) -> Callable[[int], Tensor]:
+def _adder(states: Tensor, left: Tensor, right: Tensor, small: bool) -> Callable[[int], Tensor]:
     """A function of c that adds left[c] @ right[c] to states[c]."""
-    if states.shape[1:].numel() < SMALL:
+    if small:
         each, products = states.unbind(), (left @ right).view(states.shape).unbind()
         return lambda index: each[index].add_(products[index])
     matrices = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
