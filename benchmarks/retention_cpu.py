@@ -7,8 +7,8 @@ float32, B = 1, H = 4, K = V = 64, S = 8, two threads. The candidates take turns
 so that whatever else the machine does falls on all of them alike; a ratio is that of the best
 times, the medians are printed beside them. Then the longer ones once more, beside as many processes
 as `--busy` says that never rest: no time there is like another, so those ratios are of medians, and
-so are the idle ones that they are compared with. Memory is the peak resident size of a fresh process that
-runs forward and backward once, less its size before it made the inputs.
+so are the idle ones that they are compared with. Memory is the peak resident size of a fresh
+process that runs forward and backward once, less its size before it made the inputs.
 """
 
 import argparse

@@ -127,7 +127,7 @@ def attend_locally(
         lengths = real.sum(1) if lengths is None else lengths
     if state is not None and q.shape[1] == 1:
         after = _write(state, k, v, real)
-        o, entropy = _attend_row(q[:, 0], after, scale)
+        o, entropy = _attend_row(q[:, 0], after, scale, return_entropy)
     else:
         keys, values = (_turn(x, past.seen) for x in past[:2])
         seen = past.seen + (q.shape[1] if lengths is None else lengths)
@@ -188,7 +188,16 @@ def _turn(x: Tensor, by: Tensor) -> Tensor:
 
 def _write(state: LocalState, k: Tensor, v: Tensor, real: Tensor | None) -> LocalState:
     """The state after one more token `[B, 1, Hkv, ·]` in every row where there is one."""
-    here = torch.arange(state.window, device=k.device) == (state.seen % state.window)[:, None]
+    slot = state.seen % state.window
+    if real is None and k.device.type == "cpu":
+        # One copy with a row put in takes a CPU a fraction of a choice at every element.
+        index = slot[:, None, None, None]
+        keys, values = (
+            ring.scatter(1, index.expand_as(x), x.to(ring.dtype))
+            for ring, x in ((state.k, k), (state.v, v))
+        )
+        return LocalState(keys, values, state.seen + 1)
+    here = torch.arange(state.window, device=k.device) == slot[:, None]
     if real is not None:
         here = here & real
     at = here[..., None, None]
@@ -197,7 +206,9 @@ def _write(state: LocalState, k: Tensor, v: Tensor, real: Tensor | None) -> Loca
     return LocalState(keys, values, state.seen + (1 if real is None else real[:, 0]))
 
 
-def _attend_row(q: Tensor, state: LocalState, scale: float) -> tuple[Tensor, Tensor]:
+def _attend_row(
+    q: Tensor, state: LocalState, scale: float, return_entropy: bool
+) -> tuple[Tensor, Tensor | None]:
     """Attention of `[B, H, D]` to all that a state holds: `[B, 1, H, V]`, `[B, 1, H]`."""
     k, v, _ = state
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -206,9 +217,11 @@ def _attend_row(q: Tensor, state: LocalState, scale: float) -> tuple[Tensor, Ten
         scores = torch.einsum("bgrd,bjgd->bgrj", q, k.to(dtype)) * scale
         forbidden = ~state.written[:, None, None]
         scores = scores.masked_fill(forbidden, MASKED)
-        p, log_p = scores.softmax(-1).masked_fill(forbidden, 0), scores.log_softmax(-1)
+        p = scores.softmax(-1).masked_fill(forbidden, 0)
         o = torch.einsum("bgrj,bjgd->bgrd", p, v.to(dtype)).flatten(1, 2)
-        entropy = -torch.linalg.vecdot(p, log_p).flatten(1, 2)
+        if not return_entropy:
+            return o.unsqueeze(1), None
+        entropy = -torch.linalg.vecdot(p, scores.log_softmax(-1)).flatten(1, 2)
     return o.unsqueeze(1), entropy.unsqueeze(1)
 
 

@@ -29,13 +29,34 @@ def apply_rope(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
 
         turned: Tensor = rotate(x, positions, base)
         return turned
+    return turn(x, *angles_of(x, positions, base))
+
+
+def apply_rope_to_both(
+    q: Tensor, k: Tensor, positions: Tensor, base: float
+) -> tuple[Tensor, Tensor]:
+    """`apply_rope` of queries and keys at the same positions: angles are computed once."""
+    alike = q.device == k.device and q.dtype == k.dtype and q.shape[-1] == k.shape[-1]
+    if not alike or q.shape[-1] % 2 or not base > 0 or _fused(q, positions):
+        return apply_rope(q, positions, base), apply_rope(k, positions, base)
+    cos, sin = angles_of(q, positions, base)
+    return turn(q, cos, sin), turn(k, cos, sin)
+
+
+def angles_of(x: Tensor, positions: Tensor, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines `[..., T, 1, D / 2]` of what x is turned by."""
+    dim = x.shape[-1]
     # Angles in float64: at position 10^6 a float32 angle is already off by several hundredths.
     wide = torch.float32 if x.device.type == "mps" else torch.float64
     exponents = torch.arange(0, dim, 2, device=x.device, dtype=wide) / dim
     angles = positions.to(x.device, wide)[..., None, None] * base**-exponents
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    first, second = x.to(dtype).chunk(2, dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x `[..., T, H, D]` with its pairs turned; the type stays."""
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return turned.to(x.dtype)
 

@@ -104,8 +104,6 @@ def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
         q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor | None, state: RetentionState
     ) -> tuple[Tensor, RetentionState]:
         outputs = []
-        if inplace:
-            state = RetentionState(state.G.clone(), None if state.b is None else state.b.clone())
         for t in range(q.shape[1]):
             output, state = retention_step(
                 state,
@@ -118,7 +116,7 @@ def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
                 normalizer=inputs.normalizer,
                 include_self=inputs.include_self,
                 eps=inputs.eps,
-                inplace=inplace,
+                inplace=inplace and t > 0,  # the state given is the caller's
             )
             outputs.append(output)
         return torch.stack(outputs, 1) if outputs else torch.empty_like(v), state

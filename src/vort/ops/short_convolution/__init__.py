@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import kernels_take
-from vort.ops.local_attention.rope import apply_rope
+from vort.ops.local_attention.rope import apply_rope_to_both
 from vort.ops.padding import keep_last
 from vort.ops.rms_norm import rms_norm
 
@@ -168,7 +168,7 @@ def to_heads(
     if rope_base is not None:
         position = torch.arange(x.shape[1], device=x.device) if age is None else age
         position = position if seen is None else seen[:, None] + position
-        turned = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
+        turned = apply_rope_to_both(q, k, position, rope_base)
     keeps = output_state and weight is not None
     return Heads(q, k, v, *turned, v, _after(x, weight, past, lengths) if keeps else None)  # type: ignore[arg-type]
 
