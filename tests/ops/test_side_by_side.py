@@ -1,6 +1,7 @@
 """Parts of a call in threads of their own: the same bits, no lost error, no lost thread."""
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -144,6 +145,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert side_by_side._crews
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # a child that waits for threads it does not have would wait for ever
         worked: list[int] = []
         run_side_by_side([lambda: worked.append(1), lambda: worked.append(2)])
         os._exit(0 if sorted(worked) == [1, 2] else 1)

@@ -6,16 +6,16 @@ wait is as long as the queue. Parts that do not need each other wait once, at th
 """
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier, Lock
 
 import torch
 
 __all__ = ["run_side_by_side", "threads_here"]
 
 _crews: dict[tuple[int, int], ThreadPoolExecutor] = {}
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def threads_here() -> int:
@@ -52,25 +52,37 @@ def _crew(size: int) -> ThreadPoolExecutor:
     with _lock:
         crew = _crews.get((size, each))
         if crew is None:
-            crew = _crews[size, each] = ThreadPoolExecutor(size, "vort")
-            everyone = threading.Barrier(size)
-            wait([crew.submit(_settle, everyone, each) for _ in range(size)])
+            # Setting the number is not safe in several threads at once, in a forked process above
+            # all: here first, then one after the other.
+            torch.set_num_threads(here)
+            crew, turn, everyone = ThreadPoolExecutor(size, "vort"), Lock(), Barrier(size)
+            started = [crew.submit(_settle, each, turn, everyone) for _ in range(size)]
+            wait(started)
             # How many an op may use is each thread's own, but new ones take what was set last.
             torch.set_num_threads(here)
+            for thread in started:
+                thread.result()
+            _crews[size, each] = crew
         return crew
 
 
-def _settle(everyone: threading.Barrier, threads: int) -> None:
-    torch.empty(1 << 16).zero_()  # a thread's first parallel op would set the number once more
-    torch.set_num_threads(threads)
-    everyone.wait()
+def _settle(threads: int, turn: Lock, everyone: Barrier) -> None:
+    try:
+        with turn:
+            # A thread's first parallel op would set the number once more.
+            torch.empty(1 << 16).zero_()
+            torch.set_num_threads(threads)
+    except BaseException:
+        everyone.abort()
+        raise
+    everyone.wait()  # so that nobody settles twice
 
 
 def _forget() -> None:
     """A process that was forked has none of these threads."""
     global _lock
     _crews.clear()
-    _lock = threading.Lock()
+    _lock = Lock()
 
 
 if hasattr(os, "register_at_fork"):
