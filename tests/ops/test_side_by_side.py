@@ -134,7 +134,7 @@ def test_what_watches_this_thread_sees_every_op() -> None:
             return func(*args, **(kwargs or {}))
 
     assert threads_here() == 2
-    with Watch():
+    with Watch():  # type: ignore[no-untyped-call]
         assert threads_here() == 1
 
 
