@@ -79,6 +79,7 @@ def test_heads_side_by_side_give_the_bits_of_one_thread(
         run_side_by_side(work)  # type: ignore[arg-type]
 
     monkeypatch.setattr(op, "run_side_by_side", counted)
+    monkeypatch.setattr(op, "LARGE", 1 << 17)
     found = _train(shape, packed, gated, normalizer)
     assert parts == [2, 2]  # forward and backward
     torch.set_num_threads(1)
