@@ -51,7 +51,7 @@ PARTS = [
     ("retention", r"key_kernel|query_kernel|output_kernel|state_|states_|segment|walk|carry|weigh"),
     ("local attention", r"attend|local|rope"),
     ("matrix products", r"gemm|nvjet|cutlass|xmma|cublas|splitK|gemv"),
-    ("heads: convolution, norm, RoPE", r"heads|conv|angle"),
+    ("heads: convolution, norm, RoPE", r"heads|conv|angle|sums_gradient|taps_gradient"),
     ("feature maps", r"hedgehog|favor"),
     ("routing", r"routing|order"),
     ("norms", r"norm"),
