@@ -66,7 +66,10 @@ def typed(kind: type, given: Mapping[str, Any], option: str = "") -> dict[str, A
         found[name] = _as_type(types.get(name, Any), value)
         if found[name] is _MISFIT:
             spelled = f"{option} {name}".strip()
-            raise TypeError(f"{spelled} must be {_in_words(types[name])}, got {value!r}")
+            wanted = _in_words(types[name])
+            # a word that is none of the choices has a right type and a wrong value
+            error = ValueError if wanted.startswith("one of") else TypeError
+            raise error(f"{spelled} must be {wanted}, got {value!r}")
     return found
 
 
