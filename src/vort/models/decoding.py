@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.models.cache_vort import VortCache
-from vort.ops.linear import few_rows, is_plain
+from vort.ops.linear import few_rows, is_plain, is_watched
 
 __all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for", "is_steady"]
 
@@ -122,7 +122,7 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     key = (tokens.shape[0], tokens.device, shapes)
     graph = known.get(key)
     # Asked when a cache moves in, not for every token.
-    if _hooked(model):
+    if is_watched(*model.modules()):
         return None
     if graph is None or graph.made_for != fingerprint(model):
         graph = known[key] = DecodeGraph(model, cache, tokens)
@@ -144,18 +144,13 @@ def can_record(model: Any, tokens: Tensor) -> bool:
 
     Not asked for every token: it looks at every module.
     """
-    return _may_replay(model, tokens) and is_steady(model) and not _hooked(model)
+    return _may_replay(model, tokens) and is_steady(model) and not is_watched(*model.modules())
 
 
 def is_steady(model: Any) -> bool:
     """Whether the model's calls are the same launches every time, into states of fixed size."""
     memory = model.model.layers[0].self_attn.memory
     return isinstance(model.lm_head, nn.Linear) and memory.records_steps
-
-
-def _hooked(model: nn.Module) -> bool:
-    """Whether somebody watches a module from within: a recording would not call them."""
-    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def fingerprint(model: Any) -> int:
