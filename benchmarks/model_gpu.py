@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -302,8 +303,11 @@ def about() -> dict[str, str]:
 
     packages = ("torch", "triton", "transformers", "flash-linear-attention")
     versions = {name: of(name) for name in packages}
-    command = "python benchmarks/model_gpu.py"
-    return {"command": command, "device": torch.cuda.get_device_name(), **versions}
+    words = [w for w in sys.argv[1:] if w not in ("--resume",)]
+    command = shlex.join(["python", "benchmarks/model_gpu.py", *(Path(w).name for w in words)])
+    commit = os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT")
+    device = torch.cuda.get_device_name()
+    return {"command": command, "commit": commit, "device": device, **versions}
 
 
 def main() -> None:
