@@ -6,6 +6,7 @@ from typing import Any
 
 from vort.lab.experiments.experiment import Record
 from vort.lab.experiments.models import MODELS
+from vort.lab.experiments.search import EARLIER
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval, interval
 from vort.lab.verdicts import Verdict
@@ -158,12 +159,24 @@ def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of
     unsearched = {row_of(r) for r in records if r.get("searched") is False}
     if len(set(rates.values())) == 1:
         every = ", not searched" if unsearched == set(rates) else ""
-        return f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        rate = f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        return rate + _earlier(records, label)
     shown = [
         f"{label(row)} {rate:g}" + (" (not searched)" if row in unsearched else "")
         for row, rate in rates.items()
     ]
-    return f"Learning rate: {', '.join(shown)}."
+    return f"Learning rate: {', '.join(shown)}.{_earlier(records, label)}"
+
+
+def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
+    """Which rates come from before there was a search in stages."""
+    # Records of before say whose search they used, if any, and not which.
+    taken = [r for r in records if r.get("searched")]
+    old = dict.fromkeys(row_of(r) for r in taken if r.get("searched_in", EARLIER) == EARLIER)
+    if not old:
+        return ""
+    whose = "" if set(old) == {row_of(r) for r in records} else f" of {', '.join(map(label, old))}"
+    return f" Rates{whose} from the earlier search (short trials)."
 
 
 def training_notes(records: Sequence[Record]) -> list[str]:
