@@ -5,7 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 
 import vort
 
-__all__ = ["COMMIT", "code_of_models", "plain_command", "provenance"]
+__all__ = ["COMMIT", "code_of_models", "plain_command", "provenance", "under_version_control"]
 
 # Where there is no repository to ask: a commit, with "-dirty" behind it if files were changed.
 COMMIT = "VORT_COMMIT"
@@ -79,11 +79,22 @@ def _commit() -> tuple[str, bool | None]:
     return given.removesuffix("-dirty")[:12], given.endswith("-dirty")
 
 
-def _git(*arguments: str) -> str | None:
-    """What git says in the folder of the source; None where it does not."""
+def under_version_control(folder: Path, files: Iterable[Path]) -> list[Path]:
+    """Those of the files that a repository around the folder keeps; none where there is none."""
+    wanted = [file for file in files if file.exists()]
+    if not wanted or not folder.is_dir():
+        return []
+    kept = _git("ls-files", "-z", "--", ".", folder=folder)
+    names = set() if kept is None else {(folder / name).resolve() for name in kept.split("\0")}
+    return [file for file in wanted if file.resolve() in names]
+
+
+def _git(*arguments: str, folder: Path | None = None) -> str | None:
+    """What git says in a folder, that of the source by default; None where it does not."""
+    command = ["git", *arguments]
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=_SOURCE, capture_output=True, text=True, check=False
+            command, cwd=folder or _SOURCE, capture_output=True, text=True, check=False
         )
     except OSError:
         return None
