@@ -1,6 +1,7 @@
 """What each part is worth: parts off one at a time, and the same parts given to the rivals."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vort.lab.experiments.cell import Cell, Size
@@ -171,13 +172,21 @@ def _claims(found: Mapping[str, Sequence[Record]]) -> list[Claim]:
     return claims
 
 
+def _with_orders(size: Size, data: Path | None = None) -> list[Cell]:
+    """All cells; of the router's inputs the orders are kept too, for figure alpha-hist."""
+    return [
+        replace(cell, after={"orders": {}}) if cell.model in INPUTS else cell
+        for cell in cells(size, data)
+    ]
+
+
 ABLATIONS = Experiment(
     name="ablations",
     title="Ablations",
     about="VORT's parts off one at a time, its parts given to the rivals, and the paper's two "
     "ablations (S = 1, exact convolution) on its fixed-order Power-Law. Zipf retrieval at beta = "
     "1; the router's entropy and entity inputs on label copy, where there are entities.",
-    cells=cells,
+    cells=_with_orders,
     summarise=summarise,
     uses=("pilot",),
 )

@@ -1,7 +1,7 @@
 """The recall tables, pilot and copy: their tasks and cells, and the paper's claims about them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from vort.lab.experiments.scores import (
     training_notes,
     verdict_on_gain,
 )
-from vort.lab.experiments.search import has_fixed_decay, searched
+from vort.lab.experiments.search import has_fixed_decay, model_settings, searched
 from vort.lab.report.tables import Sheet
 from vort.lab.tasks import make_task
 from vort.lab.verdicts import Claim
-from vort.memories import LayerSettings
 
 __all__ = [
     "LABEL_COPY",
@@ -51,8 +50,6 @@ _UNSEARCHED: dict[Size, float] = {"laptop": 4e-3, "paper": 2e-3}
 QUADRATIC = ("softmax",)
 # Of a cell, beside the condition it is trained under.
 _COORDINATES = ("task", "model", "seed", "set", "share")
-# Settings of a model that a search may have tried beside the learning rate.
-_LAYER = frozenset(field.name for field in fields(LayerSettings))
 # What `vort figures` draws: one model is enough, and it is small.
 _FOR_FIGURES = ("strip", "reads", "by_order")
 
@@ -89,14 +86,13 @@ def recall_cell(
     row = MODELS.get(model)
     config = recall_config(size, MODELS[model].settings if settings is None else settings)
     long = row is not None and row.judged_by == "long"
-    own = search or f"{table or experiment}/{model}"
+    whole = f"{table or experiment}/{model}"
+    own = search or whole
     kin = "" if search or row is None or not row.kin else f"{table or experiment}/{row.kin}"
     whose, best = _found(own, kin, size)
-    chosen = {name: best.pop(name) for name in sorted(_LAYER & set(best))}
-    if whose == own:
-        config |= chosen
-    elif has_fixed_decay(config) and not long:
-        config |= {"exponential_rate": chosen.get("exponential_rate")}
+    # Of kin the learning rate, and the decay of a row that has one of its own to be given.
+    if whose == own or (has_fixed_decay(config) and not long):
+        config |= model_settings(best, config, own=whose == whole)
     if has_fixed_decay(config) and config.get("exponential_rate") is None:
         # Until one is searched: for the lags there are most of, or for the long ones.
         config["exponential_rate"] = (10 / 3 if long else 10) / make_task(**task).length
@@ -109,7 +105,7 @@ def recall_cell(
         seed=seed,
         task={**task, "seed": seed},
         config=config,
-        training={**RECALL_TRAINING[size], **best},
+        training={**RECALL_TRAINING[size], "learning_rate": best["learning_rate"]},
         search=whose,
         **rest,
     )
