@@ -22,7 +22,7 @@ from vort.lab.experiments.scores import (
 from vort.lab.experiments.search import model_settings, searched
 from vort.lab.verdicts import Claim
 
-__all__ = ["BOOKS"]
+__all__ = ["BOOKS", "BOOKS_TASK", "books_cell"]
 
 PAPER = PaperTable(
     label="pg19",
@@ -55,7 +55,7 @@ _MODEL: dict[Size, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-_TASK: dict[Size, dict[str, Any]] = {
+BOOKS_TASK: dict[Size, dict[str, Any]] = {
     "laptop": {"name": "books", "source": "stdlib", "length": 1024, "bounds": (64, 256, 512)},
     "paper": {"name": "books", "length": 8192},
 }
@@ -90,13 +90,13 @@ _SEEDS: dict[Size, tuple[int, ...]] = {"laptop": (0,), "paper": (0, 1)}
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """All cells; at paper size they need a folder of books, and there are none without it."""
-    task = dict(_TASK[size])
+    task = dict(BOOKS_TASK[size])
     if size == "paper":
         if data is None:
             return []
         task["source"] = str(data)
     return [
-        _cell(size, model, seed, task)
+        books_cell("books", size, model, seed, task)
         for slow in (False, True)
         for seed in _SEEDS[size]
         for model in _MODELS[size]
@@ -104,24 +104,42 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
     ]
 
 
-def _cell(size: Size, model: str, seed: int, task: Mapping[str, Any]) -> Cell:
+def books_cell(
+    experiment: str,
+    size: Size,
+    model: str,
+    seed: int,
+    task: Mapping[str, Any],
+    **training: Any,
+) -> Cell:
+    """A cell of a table on text: the row's settings at this size, with its searched rates.
+
+    Args:
+        experiment: its table.
+        size: "laptop" or "paper".
+        model: its row; one that was not searched takes the rates of its kin.
+        seed: of model and data.
+        task: name and settings.
+        **training: what differs from the training of the table of books.
+    """
     config = sized(size, _MODEL[size], _BANKS[size], MODELS[model].settings)
     if model == "exponential":
         # A rate for each head, learned: on text the stronger form of this rival.
         config |= {"learn_rates": True}
-    found = searched(f"books/{model}", size)
-    best = found or {"learning_rate": _RATES[size]}
-    config |= model_settings(best, config, own=True)
+    own, kin = f"books/{model}", f"books/{MODELS[model].kin or model}"
+    search = next((name for name in (own, kin) if searched(name, size) is not None), "")
+    best = searched(search, size) or {"learning_rate": _RATES[size]}
+    config |= model_settings(best, config, own=search == own)
     return Cell(
-        experiment="books",
+        experiment=experiment,
         size=size,
         model=model,
         seed=seed,
         task={**task, "seed": seed},
         config=config,
-        training={**_TRAINING[size], "learning_rate": best["learning_rate"]},
-        after={"orders": {}} if model == "vort" else {},
-        search="" if found is None else f"books/{model}",
+        training={**_TRAINING[size], "learning_rate": best["learning_rate"], **training},
+        after={"orders": {}} if model in ("vort", "vort_entity") else {},
+        search=search,
     )
 
 

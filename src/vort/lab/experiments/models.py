@@ -256,6 +256,8 @@ _INPUTS: dict[str, Model] = {
         kin="vort",
     ),
     "vort_no_inputs": Model("VORT, both inputs off", {"sliding_window": 16}, kin="vort"),
+    # On text.
+    "vort_entity": Model("VORT, told of entities", {"use_entity": True}, kin="vort"),
 }
 
 # The paper's own rows with nothing added: its map, no norms.

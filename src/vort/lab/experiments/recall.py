@@ -50,6 +50,8 @@ _UNSEARCHED: dict[Size, float] = {"laptop": 4e-3, "paper": 2e-3}
 QUADRATIC = ("softmax",)
 # Of a cell, beside the condition it is trained under.
 _COORDINATES = ("task", "model", "seed", "set", "share")
+# Of a table with more rows than a picture has lines for.
+_ALSO_DRAWN = ("mixture", "exponential", "softmax")
 # What `vort figures` draws: one model is enough, and it is small.
 _FOR_FIGURES = ("strip", "reads", "by_order")
 
@@ -186,7 +188,7 @@ def recall_table(
 
     def summarise(records: Sequence[Record], size: Size) -> Summary:
         table = PaperTable(name, "accuracy", {}, 2.0) if paper is None else paper
-        found = _summary(heading, records, table, size)
+        found = _summary(heading, records, table, size, (first or {}).get(size, ()))
         return replace(found, notes=[*found.notes, *notes]) if records else found
 
     return Experiment(
@@ -262,8 +264,17 @@ def _own_claim(found: Mapping[str, list[Record]], long: str, table: PaperTable) 
     ]
 
 
-def _summary(title: str, records: Sequence[Record], table: PaperTable, size: Size) -> Summary:
-    """Table, claims and accuracy by lag of a recall task."""
+def _summary(
+    title: str,
+    records: Sequence[Record],
+    table: PaperTable,
+    size: Size,
+    first: Sequence[str] = (),
+) -> Summary:
+    """Table, claims and accuracy by lag of a recall task.
+
+    first: rows to draw where there are too many, beside the paper's and attention.
+    """
     if not records:
         return Summary([])
     order = list(records[0]["test"])
@@ -294,6 +305,8 @@ def _summary(title: str, records: Sequence[Record], table: PaperTable, size: Siz
 
         lines = {}
         for row, members in by_row(shown).items():
+            if first and row in MODELS and row not in (*first, *_ALSO_DRAWN):
+                continue
             steps = members[0]["steps"]
             less = "" if steps == most else f", {steps:,} steps"
             lines[_label(row) + less] = members
