@@ -19,7 +19,7 @@ from vort.lab.experiments.scores import (
     training_notes,
     verdict_on_gain,
 )
-from vort.lab.experiments.search import has_fixed_decay, model_settings, searched
+from vort.lab.experiments.search import has_fixed_decay, searched
 from vort.lab.tasks import make_task
 from vort.lab.verdicts import Claim
 
@@ -74,9 +74,9 @@ def recall_cell(
     search = search or f"{experiment}/{model}"
     found = searched(search, size)
     best: dict[str, Any] = found or {"learning_rate": _UNSEARCHED[size]}
-    config |= model_settings(best, config, own=search == f"{experiment}/{model}")
+    decay = best.pop("exponential_rate", None)
     if has_fixed_decay(config):
-        config.setdefault("exponential_rate", 10 / make_task(**task).length)
+        config["exponential_rate"] = decay or 10 / make_task(**task).length
     return Cell(
         experiment=experiment,
         size=size,
@@ -84,7 +84,7 @@ def recall_cell(
         seed=seed,
         task={**task, "seed": seed},
         config=config,
-        training={**RECALL_TRAINING[size], "learning_rate": best["learning_rate"]},
+        training={**RECALL_TRAINING[size], **best},
         search="" if found is None else search,
         **rest,
     )
