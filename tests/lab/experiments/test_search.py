@@ -212,7 +212,8 @@ def test_a_trial_that_broke_down_cannot_win_and_one_that_did_not_end_is_done() -
 
 
 @pytest.mark.parametrize(
-    ("row", "decay"), [("exponential", {"exponential_rate": 0.5}), ("vort", {})]
+    ("row", "decay"),
+    [("exponential", {"exponential_rate": 0.5}), ("mixture", {"horizon": 77}), ("vort", {})],
 )
 def test_a_search_asks_the_same_whatever_an_earlier_one_has_found(
     row: str, decay: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -322,7 +323,7 @@ def test_a_folder_of_trials_is_taken_up_once_and_nothing_is_removed(tmp_path: Pa
 
 def test_a_row_for_long_lags_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = of_row("vort").next({})[0]
-    scores = {"<=1": (1.0, 0.9), ">1": (3.0, 0.25), "all": (2.0, 0.5)}
+    scores = {"<=1": 1.0, ">1": 3.0, "all": 2.0}
     record = {
         "experiment": "pilot",
         "scale": "paper",
@@ -331,12 +332,12 @@ def test_a_row_for_long_lags_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) 
         "task": {"length": 10},
         "model": {},
         "training": {"batch_size": 2},
-        "validation": {name: {"bits": b, "accuracy": a} for name, (b, a) in scores.items()},
+        "validation": {name: {"bits": bits} for name, bits in scores.items()},
         "made_by": {},
     }
-    assert (line_of(record)["score"], line_of(record)["judged"]) == (2.0, "bits")
+    assert (line_of(record)["score"], line_of(record)["judged"]) == (2.0, "all")
     monkeypatch.setitem(search_module.MODELS, "vort", SimpleNamespace(judged_by="long"))
-    assert (line_of(record)["score"], line_of(record)["judged"]) == (0.75, "errors, >1")
+    assert (line_of(record)["score"], line_of(record)["judged"]) == (3.0, ">1")
 
 
 def test_bad_searches_are_explained() -> None:
@@ -358,7 +359,7 @@ def test_a_cell_says_whose_search_it_uses_and_has_what_that_found(name: str, siz
         experiment, _, row = cell.search.partition("/")
         if name == experiment:
             # Its own, or those of the one row that it names as its kin.
-            assert row in (cell.model, getattr(MODELS[cell.model], "kin", ""))
+            assert row in (cell.model, MODELS[cell.model].kin)
             if row == cell.model:
                 own = {k: v for k, v in found.items() if k != "learning_rate"}
                 assert {k: cell.config[k] for k in own} == own
@@ -388,11 +389,12 @@ def test_a_decay_that_was_searched_is_the_one_that_is_trained_with() -> None:
 def test_a_decay_goes_to_a_row_that_has_one() -> None:
     found = {"learning_rate": 1.0, "exponential_rate": 0.5, "horizon": 7}
     fixed = {"memory": "exponential", "learn_rates": False}
-    assert model_settings(found, fixed) == {"exponential_rate": 0.5}
-    assert model_settings(found, {"memory": "exponential"}) == {}  # learned, from its own start
-    assert model_settings(found, {"memory": "mixture"}) == {"horizon": 7}
-    assert model_settings(found, {"memory": "mixture", "rates_start": "basis"}) == {}
-    assert model_settings(found, {}) == {}
+    assert model_settings(found, fixed, own=False) == {"exponential_rate": 0.5}
+    learned = {"memory": "exponential"}
+    assert model_settings(found, learned, own=True) == {"exponential_rate": 0.5}
+    assert model_settings(found, learned, own=False) == {}
+    assert model_settings(found, {"memory": "mixture"}, own=False) == {"horizon": 7}
+    assert model_settings(found, {}, own=True) == {}
 
 
 def test_a_new_table_can_be_searched_too() -> None:

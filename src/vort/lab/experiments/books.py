@@ -111,7 +111,7 @@ def _cell(size: Size, model: str, seed: int, task: Mapping[str, Any]) -> Cell:
         config |= {"learn_rates": True}
     found = searched(f"books/{model}", size)
     best = found or {"learning_rate": _RATES[size]}
-    config |= model_settings(best, config)
+    config |= model_settings(best, config, own=True)
     return Cell(
         experiment="books",
         size=size,

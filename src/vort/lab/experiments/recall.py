@@ -86,12 +86,13 @@ def recall_cell(
     row = MODELS.get(model)
     config = recall_config(size, MODELS[model].settings if settings is None else settings)
     long = row is not None and row.judged_by == "long"
-    own = search or f"{table or experiment}/{model}"
+    whole = f"{table or experiment}/{model}"
+    own = search or whole
     kin = "" if search or row is None or not row.kin else f"{table or experiment}/{row.kin}"
     whose, best = _found(own, kin, size)
     # Of kin the learning rate, and the decay of a row that has one of its own to be given.
     if whose == own or (has_fixed_decay(config) and not long):
-        config |= model_settings(best, config)
+        config |= model_settings(best, config, own=whose == whole)
     if has_fixed_decay(config) and config.get("exponential_rate") is None:
         # Until one is searched: for the lags there are most of, or for the long ones.
         config["exponential_rate"] = (10 / 3 if long else 10) / make_task(**task).length

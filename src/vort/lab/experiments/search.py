@@ -129,20 +129,21 @@ def has_fixed_decay(config: Mapping[str, Any]) -> bool:
     return config.get("memory") == "exponential" and not config.get("learn_rates", True)
 
 
-def model_settings(found: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
-    """What of searched settings goes to a model: a decay, where its row has one to choose.
+def model_settings(found: Mapping[str, Any], config: Mapping[str, Any], own: bool) -> Settings:
+    """What of searched settings goes to a model: a decay goes to a row that has such a one.
 
     Args:
         found: by `searched`.
         config: of the row that takes them.
+        own: whether they are of the row's own search; a rate that is learned starts where its own
+            search says, not where the search for a fixed one does.
     """
-    takes = {"exponential_rate": has_fixed_decay(config), "horizon": _has_even_rates(config)}
+    memory = config.get("memory")
+    takes = {
+        "exponential_rate": has_fixed_decay(config) or (own and memory == "exponential"),
+        "horizon": memory == "mixture",
+    }
     return {name: value for name, value in found.items() if takes.get(name, False)}
-
-
-def _has_even_rates(config: Mapping[str, Any]) -> bool:
-    """Whether a model's rates are learned from where they lie evenly up to its horizon."""
-    return config.get("memory") == "mixture" and config.get("rates_start", "even") == "even"
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,15 @@ class _Axis:
 
 
 def _axis(experiment: Experiment, cell: Cell) -> _Axis | None:
-    """The decay that a row has to choose, if it has one."""
-    # Of the task, not of the row's present settings: those are what the last search found.
-    shares, mixed = experiment.decays.get(cell.size), _has_even_rates(cell.config)
-    fixed = has_fixed_decay(cell.config)
-    length = make_task(**cell.task).length if fixed or mixed else 0
-    if fixed and shares is not None:
+    """The decay that a row has to choose, or where it is learned its start; None: no such."""
+    memory, shares = cell.config.get("memory"), experiment.decays.get(cell.size)
+    if memory == "exponential" and shares is not None:
+        length = make_task(**cell.task).length
         values = tuple(sorted(1 / (share * length) for share in shares))
         return _Axis("exponential_rate", values, values[len(values) // 2])
-    if mixed:
+    if memory == "mixture":
+        # Of the task, not of the row's present horizon: that is what the last search found.
+        length = make_task(**cell.task).length
         return _Axis("horizon", tuple(round(share * length) for share in _HORIZONS), length)
     return None
 
@@ -325,16 +326,14 @@ def row_searches(
 def line_of(record: Record) -> Settings:
     """A finished trial as a line: what was tried, what it came to, and where.
 
-    The lower its score, the better: bits of the whole validation split, but for a row that is to be
-    best at the longest lags (`Model.judged_by`), whose score is its share of wrong answers there.
+    Its score is the bits of the whole validation split; of a row that is to be best at the longest
+    lags (`Model.judged_by`), those of the last class.
     """
     cell, made_by = record["cell"], record["made_by"]
-    validation = record.get("validation", {})
-    classes = {name: each["bits"] for name, each in validation.items()}
-    judged, score = "bits", classes.get("all")
-    if getattr(MODELS.get(cell["model"]), "judged_by", judged) == "long" and classes:
-        last = [name for name in classes if name != "all"][-1]
-        judged, score = f"errors, {last}", 1 - validation[last]["accuracy"]
+    classes = {name: each["bits"] for name, each in record.get("validation", {}).items()}
+    judged = "all"
+    if _for_long_lags(cell["model"]) and classes:
+        judged = [name for name in classes if name != "all"][-1]
     speed = record.get("tokens_per_second")
     tokens = record["task"].get("length", 0) * record["training"].get("batch_size", 0)
     versions = ("vort", "torch", "numpy", "scipy", "python")
@@ -349,7 +348,7 @@ def line_of(record: Record) -> Settings:
         "seed": cell["seed"],
         "steps": record.get("steps"),
         "judged": judged,
-        "score": score,
+        "score": classes.get(judged),
         "bits": classes,
         **({"error": record["error"]} if "error" in record else {}),
         "seconds": record.get("seconds"),
@@ -359,6 +358,10 @@ def line_of(record: Record) -> Settings:
         "fingerprint": record["fingerprint"],
         "of": _definition(record),
     }
+
+
+def _for_long_lags(row: str) -> bool:
+    return row in MODELS and MODELS[row].judged_by == "long"
 
 
 def _settings_in(words: str) -> Settings:
