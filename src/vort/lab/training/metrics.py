@@ -133,11 +133,6 @@ class Interval:
         """Upper end."""
         return self.mean + self.half
 
-    @property
-    def clear(self) -> bool:
-        """Whether it lies above zero as a whole; never with a single seed."""
-        return self.count > 1 and self.low > 0
-
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: no NaN in it."""
         half = None if self.count < 2 else self.half
