@@ -11,16 +11,15 @@ from vort.lab.experiments.scores import (
     PaperTable,
     as_planned,
     by_row,
+    gain_in_words,
     label_of,
     margin,
     score_sheet,
-    seeds_of,
-    show,
     training_notes,
     verdict_on_gain,
 )
 from vort.lab.experiments.search import model_settings, searched
-from vort.lab.verdicts import Claim
+from vort.lab.verdicts import Claim, judge_lead
 
 __all__ = ["BOOKS", "BOOKS_TASK", "books_cell"]
 
@@ -185,15 +184,14 @@ def _claim(found: Mapping[str, list[Record]], ours: str, rival: str, last: str) 
     if gain is None:
         return []
     rows = [PAPER.rows.get(MODELS[name].paper_row) for name in (ours, rival)]
-    measured = f"{show(gain, 3)} bits less, {seeds_of(gain)}"
+    measured = gain_in_words(found[ours], found[rival], last, PAPER)
     where = f"than {label_of(rival)} in the last class of positions"
     if ours == "power_law" and rows[0] is not None and rows[1] is not None:
         paper = rows[1][-1] - rows[0][-1]
         states = f"{label_of(ours)} needs {paper:.2f} bits less {where}"
         return [Claim("table pg19", states, measured, verdict_on_gain(paper, gain, PAPER))]
     states = f"{label_of(ours)} needs fewer bits {where}"
-    clear = gain.beyond(PAPER.tolerance)
-    return [Claim("ours", states, measured, "holds" if clear else "does not hold")]
+    return [Claim("ours", states, measured, judge_lead([gain]))]
 
 
 BOOKS = Experiment(

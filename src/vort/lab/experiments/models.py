@@ -58,8 +58,8 @@ class Model:
         paper_row: of the paper's table.
         has: what it has that no row of the paper has, or has not, in words: tables print it.
         kin: the row whose searched learning rate it takes where none was searched for it.
-        judged_by: what a search for it goes by: "bits" of all validation queries, or "long", the
-            accuracy at the longest lags of them.
+        judged_by: what a search for it goes by: "bits" of all validation queries, or "long", of
+            those at the longest lags.
     """
 
     label: str
