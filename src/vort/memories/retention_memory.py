@@ -14,7 +14,7 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
-__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "widen"]
+__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "feature_maps", "widen"]
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
 EPS_SIGNED = 1e-6
@@ -46,10 +46,7 @@ class RetentionMemory(Memory):
         super().__init__(settings, **options)
         self.normalizer = cast("Normalizer", self.settings.normalizer)
         self.include_self = self.settings.include_self
-        self.key_map = _feature_map(self.settings)
-        # A learned map is one for queries and one for keys; any other must be the same for both.
-        learned = any(True for _ in self.key_map.parameters())
-        self.query_map = _feature_map(self.settings) if learned else None
+        self.key_map, self.query_map = feature_maps(self.settings)
 
     @property
     @abstractmethod
@@ -225,6 +222,16 @@ class Gates(nn.Module):
 def widen(x: Tensor) -> Tensor:
     """At least float32: orders and weights in half precision would cost the kernel its shape."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def feature_maps(settings: LayerSettings) -> tuple[FeatureMap, FeatureMap | None]:
+    """The map of keys, and that of queries; None: the same.
+
+    A learned map is one for queries and one for keys; any other must be the same for both.
+    """
+    key_map = _feature_map(settings)
+    learned = any(True for _ in key_map.parameters())
+    return key_map, _feature_map(settings) if learned else None
 
 
 def _feature_map(settings: LayerSettings) -> FeatureMap:

@@ -1,12 +1,17 @@
 """Verdicts follow from figures and nothing else."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vort.lab.experiments.cell import RunFolder
+from vort.lab.experiments.experiment import Summary
 from vort.lab.experiments.scores import (
     PaperTable,
+    history_sheet,
     margin,
+    named_by_commit,
     over_seeds,
     score_sheet,
     verdict,
@@ -100,3 +105,79 @@ def test_a_sheet_of_unequal_trainings_says_how_long_each_was() -> None:
     place = list(sheet.headings).index("steps")
     assert [row[place] for row in sheet.rows] == ["5", "5,000"]
     assert "steps" not in score_sheet("title", [short], ["a", "b"], ACCURACY).headings
+
+
+def made(model: str, code: str | None, commit: str, seed: int = 0) -> dict[str, Any]:
+    made_by = {"commit": commit, "dirty": False, **({} if code is None else {"code": code})}
+    return {**record(model, seed, 0.5), "made_by": made_by}
+
+
+def named(records: list[dict[str, Any]], other: tuple[str, ...] = ()) -> tuple[list[str], str]:
+    summary = Summary([score_sheet("title", records, ["a", "b"], ACCURACY)])
+    found = named_by_commit(summary, records, other)
+    return [row[0] for row in found.sheets[0].rows], " ".join(found.notes)
+
+
+def test_rows_of_another_version_of_kernels_or_model_are_named() -> None:
+    same = [made("vort", "x", "aaaaaaaaa"), made("mixture", "x", "bbbbbbbbb")]
+    labels, notes = named(same)
+    assert labels == ["VORT (ours)", "Mixture-5"]
+    assert notes == "Cells of commit aaaaaaa, bbbbbbb."
+    labels, notes = named([*same, made("exponential", "y", "ccccccccc")])
+    assert labels == ["VORT (ours)", "Mixture-5", "Exponential †"]
+    assert "† of commit ccccccc, another version of the kernels or the model: Exponential." in notes
+    # One seed of a row is enough.
+    labels, _ = named([*same, made("vort", "y", "ccccccccc", seed=1)])
+    assert labels == ["VORT (ours) †", "Mixture-5"]
+    labels, notes = named([*same, made("exponential", None, "")])
+    assert labels[-1] == "Exponential †"
+    assert "† of before commits were kept" in notes
+
+
+def test_changed_files_and_other_settings_are_named_too() -> None:
+    dirty = made("vort", "x", "aaaaaaaaa")
+    dirty["made_by"]["dirty"] = True
+    labels, notes = named([dirty, made("mixture", "x", "aaaaaaaaa")], ("mixture",))
+    assert labels == ["VORT (ours)", "Mixture-5 ‡"]
+    assert "aaaaaaa with changes" in notes
+    assert "‡ made with other settings than are planned now: Mixture-5." in notes
+
+
+def past(seed: int, value: float, reason: str) -> dict[str, Any]:
+    return {
+        **made("mixture", None, ""),
+        "cell": {"task": "zipf_retrieval", "model": "mixture", "beta": 1.0, "seed": seed},
+        "test": {"near": {"accuracy": 1.0}, "far": {"accuracy": value}, "all": {"accuracy": 1.0}},
+        "validation": {"all": {"bits": 0.088}},
+        "training": {"learning_rate": 2e-3},
+        "steps": 3125,
+        "replaced": {"reason": reason},
+    }
+
+
+def test_the_history_shows_what_stood_there_and_why_it_went() -> None:
+    today = [past(seed, 0.828, "") for seed in range(2)]
+    assert history_sheet([], today) is None
+    sheet = history_sheet([past(0, 0.916, "searched anew"), past(1, 0.9, "")], today)
+    assert sheet is not None
+    assert [list(row) for row in sheet.rows] == [
+        [
+            *("Mixture-5, beta 1.0", "3,125 at 0.002", "0.088", "91.6", "82.8"),
+            *("before commits were kept", "searched anew"),
+        ],
+        [
+            *("Mixture-5, beta 1.0", "3,125 at 0.002", "0.088", "90.0", "82.8"),
+            *("before commits were kept", "no reason was given"),
+        ],
+    ]
+
+
+def test_the_records_own_losses_are_in_it() -> None:
+    """The first full-length pilot, in which Mixture-5 led, as it was committed."""
+    folder = RunFolder(Path(__file__).parents[3] / "results" / "paper")
+    sheet = history_sheet(folder.history("pilot"), [])
+    assert sheet is not None
+    full = {row[0]: row for row in sheet.rows if row[1] == "3,125 at 0.002"}
+    assert full["Mixture-5, beta 1.0"][2:4] == ["0.088", "91.6"]
+    assert full["VORT (ours), beta 1.0"][3] == "89.4"
+    assert "order_start" in full["Mixture-5, beta 1.0"][-1]

@@ -10,7 +10,7 @@ from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
-from vort.lab.experiments.recall import LABEL_COPY, PILOT
+from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
 
 __all__ = ["EXPERIMENTS"]
 
@@ -20,6 +20,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         KERNEL,
         PILOT,
         LABEL_COPY,
+        LITERAL,
         BOOKS,
         ABLATIONS,
         COMPLEXITY,

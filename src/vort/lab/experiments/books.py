@@ -19,7 +19,7 @@ from vort.lab.experiments.scores import (
     training_notes,
     verdict_on_gain,
 )
-from vort.lab.experiments.search import searched
+from vort.lab.experiments.search import model_settings, searched
 from vort.lab.verdicts import Claim
 
 __all__ = ["BOOKS"]
@@ -110,6 +110,8 @@ def _cell(size: Size, model: str, seed: int, task: Mapping[str, Any]) -> Cell:
         # A rate for each head, learned: on text the stronger form of this rival.
         config |= {"learn_rates": True}
     found = searched(f"books/{model}", size)
+    best = found or {"learning_rate": _RATES[size]}
+    config |= model_settings(best, config, own=True)
     return Cell(
         experiment="books",
         size=size,
@@ -117,7 +119,7 @@ def _cell(size: Size, model: str, seed: int, task: Mapping[str, Any]) -> Cell:
         seed=seed,
         task={**task, "seed": seed},
         config=config,
-        training={**_TRAINING[size], **(found or {"learning_rate": _RATES[size]})},
+        training={**_TRAINING[size], "learning_rate": best["learning_rate"]},
         after={"orders": {}} if model == "vort" else {},
         search="" if found is None else f"books/{model}",
     )

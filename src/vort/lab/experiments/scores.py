@@ -1,12 +1,15 @@
 """From the results of cells to tables: means over seeds, intervals, verdicts against the paper."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vort.lab.experiments.experiment import Record
+from vort.lab.experiments.experiment import Record, Summary
 from vort.lab.experiments.models import MODELS
+from vort.lab.experiments.search import EARLIER
 from vort.lab.report.tables import Sheet
+from vort.lab.tasks import TASKS
 from vort.lab.training.metrics import Interval, interval
 from vort.lab.verdicts import Verdict
 
@@ -14,8 +17,10 @@ __all__ = [
     "PaperTable",
     "as_planned",
     "by_row",
+    "history_sheet",
     "label_of",
     "margin",
+    "named_by_commit",
     "over_seeds",
     "rates_note",
     "row_of",
@@ -158,12 +163,24 @@ def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of
     unsearched = {row_of(r) for r in records if r.get("searched") is False}
     if len(set(rates.values())) == 1:
         every = ", not searched" if unsearched == set(rates) else ""
-        return f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        rate = f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        return rate + _earlier(records, label)
     shown = [
         f"{label(row)} {rate:g}" + (" (not searched)" if row in unsearched else "")
         for row, rate in rates.items()
     ]
-    return f"Learning rate: {', '.join(shown)}."
+    return f"Learning rate: {', '.join(shown)}.{_earlier(records, label)}"
+
+
+def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
+    """Which rates come from before there was a search in stages."""
+    # Records of before say whose search they used, if any, and not which.
+    taken = [r for r in records if r.get("searched")]
+    old = dict.fromkeys(row_of(r) for r in taken if r.get("searched_in", EARLIER) == EARLIER)
+    if not old:
+        return ""
+    whose = "" if set(old) == {row_of(r) for r in records} else f" of {', '.join(map(label, old))}"
+    return f" Rates{whose} from the earlier search (short trials)."
 
 
 def training_notes(records: Sequence[Record]) -> list[str]:
@@ -226,3 +243,133 @@ def score_sheet(
         )
     steps = ["steps"] if len(lengths) > 1 else []
     return Sheet(title, ["model", *steps, "state", *buckets, "paper", "verdict"], rows)
+
+
+def named_by_commit(summary: Summary, records: Sequence[Record], other: Sequence[str]) -> Summary:
+    """A summary whose tables mark rows that do not belong with the others, and whose notes say why.
+
+    A dagger: cells of another version of the kernels or the model than most. A double dagger: cells
+    of other settings than are planned now.
+
+    Args:
+        summary: of these records.
+        records: results with `made_by`.
+        other: rows with cells of other settings.
+    """
+    made: dict[str, dict[str, None]] = {}
+    versions: Counter[str] = Counter()
+    for record in records:
+        versions[_version(record)] += 1
+        made.setdefault(row_of(record), {})[_version(record)] = None
+    if not versions:
+        return summary
+    usual = max(versions, key=lambda code: versions[code])
+    words = {code: _commit_words(records, code) for code in versions}
+    strange = {row: [c for c in codes if c != usual] for row, codes in made.items()}
+    strange = {row: codes for row, codes in strange.items() if codes}
+
+    def label(row: str) -> str:
+        model, bracket, changes = row.partition(" [")
+        return summary.labels.get(model, label_of(model)) + bracket + changes
+
+    marks = {label(row): " †" for row in strange}
+    for row in other:
+        marks[label(row)] = marks.get(label(row), "") + " ‡"
+    sheets = [
+        Sheet(
+            s.title, s.headings, [[line[0] + marks.get(line[0], ""), *line[1:]] for line in s.rows]
+        )
+        for s in summary.sheets
+    ]
+    notes = [f"Cells {words[usual]}{' but for those marked †' if strange else ''}."]
+    for code in versions:
+        rows = ", ".join(label(row) for row, codes in strange.items() if code in codes)
+        if rows:
+            notes.append(f"† {words[code]}, another version of the kernels or the model: {rows}.")
+    if other:
+        names = ", ".join(label(row) for row in other)
+        notes.append(f"‡ made with other settings than are planned now: {names}.")
+    return replace(summary, sheets=sheets, notes=[*summary.notes, *notes])
+
+
+def _commit_words(records: Sequence[Record], code: str) -> str:
+    """Of which commits the cells of one version are, in words."""
+    found: dict[str, None] = {}
+    for record in records:
+        made_by = record.get("made_by", {})
+        if _version(record) != code:
+            continue
+        if "code" not in made_by:
+            came = f", committed in {code}" if code else ""
+            return f"of before commits were kept{came}"
+        changed = " with changes" if made_by.get("dirty") else ""
+        found[str(made_by.get("commit", "unknown"))[:7] + changed] = None
+    return f"of commit {', '.join(found)}"
+
+
+def history_sheet(past: Sequence[Record], records: Sequence[Record]) -> Sheet | None:
+    """What stood in a table before: its figure in the last class then and now, and why it went.
+
+    Several seeds of a row that went together are one line. None where nothing was replaced.
+
+    Args:
+        past: results of the history.
+        records: those of today.
+    """
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in past:
+        if any(name != "all" for name in record.get("test", {})):
+            groups.setdefault(_replacement(record), []).append(record)
+    rows = []
+    # Generation by generation: a cell's oldest comes first.
+    order = list(dict.fromkeys(made for _, _, _, made, _ in groups))
+    for key in sorted(groups, key=lambda key: order.index(key[3])):
+        row, place, trained, made, reason = key
+        members = groups[key]
+        last = [name for name in members[0]["test"] if name != "all"][-1]
+        seeds = {member["cell"]["seed"] for member in members}
+        today = [
+            record
+            for record in records
+            if (row_of(record), _place(record)) == (row, place) and record["cell"]["seed"] in seeds
+        ]
+        score = TASKS[members[0]["cell"]["task"]].score
+        factor, digits = (100, 1) if score == "accuracy" else (1, 3)
+        then, now = (over_seeds(side, last, score, factor) for side in (members, today))
+        bits = [member["validation"]["all"]["bits"] for member in members]
+        rows.append(
+            [
+                label_of(row) + (f", {place}" if place else ""),
+                trained,
+                f"{sum(bits) / len(bits):.3f}",
+                *(show(then, digits), show(now, digits)),
+                *(made.removeprefix("of "), reason),
+            ]
+        )
+    if not rows:
+        return None
+    headings = ["model", "steps, rate", "validation bits", "last class then", "now", "made", "why"]
+    return Sheet("Results that were replaced", headings, rows)
+
+
+def _replacement(record: Record) -> tuple[str, ...]:
+    """What results that went together have in common."""
+    trained = f"{record.get('steps', 0):,} at {record['training'].get('learning_rate'):g}"
+    reason = record.get("replaced", {}).get("reason") or "no reason was given"
+    made = _commit_words([record], _version(record))
+    return row_of(record), _place(record), trained, made, reason
+
+
+def _version(record: Record) -> str:
+    """Of which version of the kernels and the model a result is: a hash of their source.
+
+    Old ones tell the commit they came with instead, or nothing at all.
+    """
+    made_by = record.get("made_by", {})
+    return str(made_by.get("code") or made_by.get("committed_in", ""))
+
+
+def _place(record: Record) -> str:
+    """Further coordinates of a result, in words."""
+    known = ("task", "model", "seed", "set")
+    return ", ".join(f"{k} {v}" for k, v in record["cell"].items() if k not in known)

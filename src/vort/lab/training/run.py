@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -176,6 +176,7 @@ class Run:
         accelerator: Accelerate's.
         scorer: the model behind `Scorer`, prepared for the device or devices.
         optimizer: prepared likewise.
+        recorded: loss and gradients of a batch as one recording; None where there can be none.
         total: steps of the whole run.
         result: what is known so far.
     """
@@ -196,8 +197,16 @@ class Run:
         self.plain_optimizer = make_optimizer(self.model, config)
         scorer = Scorer(self.model, task.num_classes, objective)
         self.scorer, self.optimizer = self.accelerator.prepare(scorer, self.plain_optimizer)
+        alone = self.accelerator.num_processes == 1 and config.accumulation == 1
+        on_gpu = self.accelerator.device.type == "cuda" and objective is None
+        self.recorded = self._recorded() if alone and on_gpu and config.record_steps else None
         self.result = TrainingResult()
         self._asked_to_stop = False
+
+    def _recorded(self) -> Callable[[dict[str, Tensor]], Tensor] | None:
+        from vort.models.training import RecordedStep
+
+        return RecordedStep(self.model, lambda batch: self.scorer(batch)["loss"])
 
     def start(self, resume: bool) -> None:
         """Take up the newest checkpoint, or begin."""

@@ -257,7 +257,8 @@ def computed_again(heads: Heads) -> Iterator[None]:
 
     def pack(x: Tensor) -> Any:
         number = numbers.get((x.data_ptr(), x.numel())) if x.is_contiguous() else None
-        return x if number is None else (number, x.shape)
+        # Detached: an output would hold the node that holds it, and neither would ever be freed.
+        return x.detach() if number is None else (number, x.shape)
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
