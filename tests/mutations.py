@@ -41,6 +41,7 @@ class Mutation(NamedTuple):
 BACKENDS = "tests/ops/retention/test_backends.py tests/ops/retention/test_states.py"
 MEMORIES = "tests/memories/test_memories.py"
 RIVALS = "tests/memories/test_rivals.py"
+KIN = "tests/lab/experiments/test_kin.py"
 ROWS = "tests/lab/experiments/test_models.py tests/lab/experiments/test_tables.py"
 
 MUTATIONS = (
@@ -71,7 +72,7 @@ MUTATIONS = (
         "lab/experiments/search.py",
         "return {name: value for name, value in found.items() if takes.get(name, False)}",
         "return {}",
-        f"{ROWS} tests/lab/experiments/test_search.py",
+        KIN,
     ),
     Mutation(
         "the row with gates has none",
@@ -85,7 +86,7 @@ MUTATIONS = (
         "lab/experiments/models.py",
         '{"memory": "mixture"}, has=_GATES, kin="mixture"',
         '{"memory": "mixture"}, has=_GATES, kin="exponential"',
-        ROWS,
+        KIN,
     ),
     Mutation(
         "the interval dropped from a verdict",
