@@ -19,7 +19,8 @@ import vort
 
 __all__ = ["COMMIT", "code_of_models", "plain_command", "provenance", "under_version_control"]
 
-# Where there is no repository to ask: a commit, with "-dirty" behind it if files were changed.
+# Asked before the repository, which a copy of the tree may lack, or have an older one of: a commit,
+# with "-dirty" behind it if files were changed.
 COMMIT = "VORT_COMMIT"
 # What a trained model computes with; another version of it may give other figures.
 _MODELS = ("fractional", "ops", "memories", "layers", "models")
@@ -68,15 +69,15 @@ def code_of_models() -> str:
 @cache
 def _commit() -> tuple[str, bool | None]:
     """The commit of the running source, and whether files of it were changed since."""
+    given = os.environ.get(COMMIT, "")
+    if given:
+        return given.removesuffix("-dirty")[:12], given.endswith("-dirty")
     # A package installed within somebody else's repository is none of its files.
     if _git("ls-files", "--error-unmatch", "__init__.py") is not None:
         commit = _git("rev-parse", "--short=12", "HEAD")
         if commit is not None:
             return commit, bool(_git("status", "--porcelain", "--", ".", _GROWING))
-    given = os.environ.get(COMMIT, "")
-    if not given:
-        return "unknown", None
-    return given.removesuffix("-dirty")[:12], given.endswith("-dirty")
+    return "unknown", None
 
 
 def under_version_control(folder: Path, files: Iterable[Path]) -> list[Path]:

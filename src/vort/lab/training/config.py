@@ -80,7 +80,7 @@ class TrainingConfig:
     log_every: int = 10
     progress: bool = True
     workers: int = 0
-    record_steps: bool = True
+    record_steps: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
