@@ -4,6 +4,7 @@ Nothing below calls what a memory is made of: rates, gates and gains are compute
 the formulas that the docstrings state, and retrieval is a loop over all pairs or all steps.
 """
 
+import math
 from typing import Any
 
 import pytest
@@ -167,6 +168,26 @@ def test_orders_of_heads_start_where_those_of_vort_do() -> None:
         torch.testing.assert_close(memory.order(), router.orders(torch.zeros(1, 1, 24)).flatten())
     with pytest.raises(ValueError, match="order_per_head must be off"):
         made("exact_power_law", order_per_head=True, **PLAIN)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@torch.no_grad()
+def test_the_exact_power_law_is_its_weights_one_by_one(include_self: bool) -> None:
+    options = {"read_weights": False, "include_self": include_self}
+    memory, given = stirred("exact_power_law", **options), doubled()
+    order = 0.05 + 0.95 / (1 + math.exp(-memory.order_logit.item()))
+    weights = [1.0]
+    for lag in range(1, LENGTH):
+        weights.append(weights[-1] * (lag - 1 + order) / lag)
+    gate = write_gate(memory, given.hidden_states)
+    similarity = torch.einsum("bthd,bihd->bhti", elu(given.q), elu(given.k))
+    for t in range(1, LENGTH):
+        last = t + include_self
+        kernel = torch.tensor([weights[t - i] for i in range(last)], dtype=torch.float64)
+        found = similarity[:, :, t, :last] * gate.mT[:, :, :last] * kernel
+        share = found / found.sum(-1, keepdim=True)
+        expected = torch.einsum("bhi,bihv->bhv", share, given.v[:, :last])
+        torch.testing.assert_close(memory(given).output[:, t], expected)
 
 
 @pytest.mark.parametrize("include_self", [True, False])

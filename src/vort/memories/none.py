@@ -1,6 +1,7 @@
 """No memory: what local attention reaches is all there is."""
 
 import torch
+from torch import Tensor
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 
@@ -25,3 +26,7 @@ class NoMemory(Memory):
     def state_size(self, length: int = 0) -> int:
         """Nothing."""
         return 0
+
+    def aged(self, state: State, steps: Tensor) -> State:
+        """Nothing is as old as ever."""
+        return state

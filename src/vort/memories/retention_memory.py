@@ -107,6 +107,26 @@ class RetentionMemory(Memory):
         sums = {"decayed": self.num_scales, "undecayed": 1, "none": 0}[self.normalizer]
         return self.num_heads * self.key_map.output_dim * (self.num_scales * self.head_dim + sums)
 
+    def log_decay(self, device: torch.device) -> Tensor:
+        """Log of what each scale keeps in one step, `[S]` or `[H, S]`: it depends on no token."""
+        hidden = torch.zeros(1, 1, self.settings.hidden_size, device=device)
+        hidden = hidden.to(next((x.dtype for x in self.parameters()), hidden.dtype))
+        q = hidden.new_zeros(1, 1, self.num_heads, self.head_dim)
+        kv = hidden.new_zeros(1, 1, self.num_key_value_heads, self.head_dim)
+        return self.route(MemoryInputs(hidden, q, kv, kv)).log_decay
+
+    @torch.no_grad()
+    def aged(self, state: State, steps: Tensor) -> State:
+        """Every scale times what it keeps in so many steps; see `Memory`."""
+        G = state["G"]
+        rates = self.log_decay(G.device).double()
+        kept = (steps.to(G.device).double()[:, None, None] * torch.atleast_2d(rates)).exp()
+        found = {**state, "G": G * kept.to(G.dtype)[..., None, None]}
+        # One row for all scales: a normaliser that does not decay.
+        if "b" in state and self.normalizer == "decayed":
+            found["b"] = state["b"] * kept.to(state["b"].dtype)[..., None]
+        return found
+
     def _retrieve(
         self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool
     ) -> tuple[Tensor, State | None]:

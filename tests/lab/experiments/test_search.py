@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.lab.experiments.tiny import CONFIG, TASK, tiny
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments import search as search_module
 from vort.lab.experiments.cell import SIZES, Cell, RunFolder, Size
+from vort.lab.experiments.models import MODELS
 from vort.lab.experiments.recall import recall_cell, recall_table
 from vort.lab.experiments.run import Pace, run_cells
 from vort.lab.experiments.search import (
@@ -209,12 +211,15 @@ def test_a_trial_that_broke_down_cannot_win_and_one_that_did_not_end_is_done() -
     assert search.next(scores) == first[-1:]
 
 
-@pytest.mark.parametrize("row", ["exponential", "mixture", "vort"])
+@pytest.mark.parametrize(
+    ("row", "decay"),
+    [("exponential", {"exponential_rate": 0.5}), ("mixture", {"horizon": 77}), ("vort", {})],
+)
 def test_a_search_asks_the_same_whatever_an_earlier_one_has_found(
-    row: str, monkeypatch: pytest.MonkeyPatch
+    row: str, decay: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = walk(of_row(row), lambda cell: rate(cell))
-    found = {"learning_rate": 0.123, "exponential_rate": 0.5, "horizon": 77}
+    found = {"learning_rate": 0.123, **decay}
     monkeypatch.setattr("vort.lab.experiments.recall.searched", lambda search, size: dict(found))
     assert of_row(row).cell.training["learning_rate"] == 0.123
     after = walk(of_row(row), lambda cell: rate(cell))
@@ -316,8 +321,9 @@ def test_a_folder_of_trials_is_taken_up_once_and_nothing_is_removed(tmp_path: Pa
     assert {cell.fingerprint for cell in cells} <= set(scores)
 
 
-def test_a_row_for_long_lags_is_judged_by_them() -> None:
+def test_a_row_for_long_lags_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = of_row("vort").next({})[0]
+    scores = {"<=1": 1.0, ">1": 3.0, "all": 2.0}
     record = {
         "experiment": "pilot",
         "scale": "paper",
@@ -326,12 +332,12 @@ def test_a_row_for_long_lags_is_judged_by_them() -> None:
         "task": {"length": 10},
         "model": {},
         "training": {"batch_size": 2},
-        "validation": {"<=1": {"bits": 1.0}, ">1": {"bits": 3.0}, "all": {"bits": 2.0}},
+        "validation": {name: {"bits": bits} for name, bits in scores.items()},
         "made_by": {},
     }
-    assert line_of(record)["score"] == 2.0
-    long = {**record, "cell": {**record["cell"], "model": "exponential_long"}}
-    assert (line_of(long)["score"], line_of(long)["judged"]) == (3.0, ">1")
+    assert (line_of(record)["score"], line_of(record)["judged"]) == (2.0, "all")
+    monkeypatch.setitem(search_module.MODELS, "vort", SimpleNamespace(judged_by="long"))
+    assert (line_of(record)["score"], line_of(record)["judged"]) == (3.0, ">1")
 
 
 def test_bad_searches_are_explained() -> None:
@@ -352,9 +358,13 @@ def test_a_cell_says_whose_search_it_uses_and_has_what_that_found(name: str, siz
         assert cell.training["learning_rate"] == found["learning_rate"]
         experiment, _, row = cell.search.partition("/")
         if name == experiment:
-            assert row == cell.model, "a row of a searched table takes its own"
-            own = {k: v for k, v in found.items() if k != "learning_rate"}
-            assert {k: cell.config[k] for k in own} == own
+            # Its own, or those of the one row that it names as its kin.
+            assert row in (cell.model, MODELS[cell.model].kin)
+            if row == cell.model:
+                own = {k: v for k, v in found.items() if k != "learning_rate"}
+                assert {k: cell.config[k] for k in own} == own
+            else:
+                assert searched(f"{name}/{cell.model}", size) is None
 
 
 def test_an_unknown_task_or_row_takes_nobodys_rates() -> None:

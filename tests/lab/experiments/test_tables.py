@@ -90,6 +90,18 @@ def test_results_under_several_conditions_are_not_mixed() -> None:
     assert shown == {"90.0"}
 
 
+def test_a_picture_of_many_rows_shows_those_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vort.lab.report.figures import results
+
+    drawn: list[str] = []
+    monkeypatch.setattr(results, "draw_by_lag", lambda _, curves, title: drawn.extend(curves))
+    cells = EXPERIMENTS["pilot"].cells("paper", None)
+    summary = EXPERIMENTS["pilot"].summarise([fake(cell, 0.5) for cell in cells], "paper")
+    summary.figures[0].draw(Path("nowhere.png"))
+    eight = [MODELS[cell.model].label for cell in cells[:8]]
+    assert drawn == [*eight, "Mixture-5", "Exponential", "full attention"]
+
+
 def test_a_table_says_what_rows_have_that_the_paper_has_not_and_whose_rates_they_take() -> None:
     cells = EXPERIMENTS["pilot"].cells("laptop", None)
     records = [{**fake(cell, 0.5), "searched": cell.search or False} for cell in cells]

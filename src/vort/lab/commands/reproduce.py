@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from time import perf_counter
@@ -101,6 +101,8 @@ def reproduce(
     _refuse_silent_loss(folder, [folder.cell(cell) for cell in missing])
 
     failed = _run(missing, folder, side_by_side, limit)
+    if only is None and (collect is not None or not run):
+        experiments = [each for each in experiments if plan.kept(each, folder)]
     shown = [_summarise(experiment, plan, folder) for experiment in experiments]
     if any(shown):
         if only is None:
@@ -121,10 +123,11 @@ class Plan:
     data: Path | None
     share: float
 
-    def cells(self, experiment: "Experiment") -> "list[Cell]":
-        """All cells of an experiment, as long as they are to be."""
-        found = experiment.cells(self.size, self.data)
-        return [cell.shortened(self.share) for cell in found]
+    def kept(self, experiment: "Experiment", folder: "RunFolder") -> bool:
+        """Whether a folder has something of an experiment, or of those it is made from."""
+        if folder.part(experiment.name).exists():
+            return True
+        return not experiment.direct and not experiment.cells(self.size, self.data)
 
     def choose(
         self, asked: "Sequence[Experiment]", pattern: str | None, changes: Mapping[str, Any]
@@ -240,58 +243,20 @@ def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> boo
 
     Whether there was anything: of nothing no summary is left.
     """
-    from vort.lab.experiments import EXPERIMENTS
-    from vort.lab.experiments.scores import history_sheet, named_by_commit, row_of
+    from vort.lab.experiments.summary import summarise
     from vort.lab.report.folder import write_summary
 
-    records: list[dict[str, Any]] = []
-    other: dict[str, None] = {}
-    for source in (experiment, *(EXPERIMENTS[name] for name in experiment.uses)):
-        for cell in plan.cells(source):
-            record = folder.read(cell)
-            if record is not None:
-                records.append(record)
-                other |= {} if cell.made_as(record) else {row_of(record): None}
-    for name in (experiment.name, *experiment.uses):
-        records += folder.changed(name, plan.size, plan.share)
     with console.status(f"summarising {experiment.name}"):
-        summary = experiment.summarise(records, plan.size)
-        if summary.sheets:
-            shown = [record for record in records if _shows(experiment, summary, record)]
-            rows = {row_of(record) for record in shown}
-            summary = named_by_commit(summary, shown, [row for row in other if row in rows])
-            past = history_sheet(folder.history(experiment.name), records)
-            summary = replace(summary, sheets=[*summary.sheets, *([past] if past else [])])
+        found = summarise(experiment, folder, plan.size, data=plan.data, share=plan.share)
         part = folder.part(experiment.name)
-        something = bool(records or summary.sheets or summary.verdicts or summary.figures)
-        if something:
+        if found:
             part.mkdir(parents=True, exist_ok=True)
-        for figure in summary.figures:
+        for figure in found.summary.figures:
             figure.draw(part / figure.file)
-    _show(experiment, summary)
-    if not something:
-        return False
-    made_by = [record["made_by"] for record in records]
-    command = f"vort reproduce --scale {plan.size} --only "
-    command += ",".join((*experiment.uses, experiment.name))
-    command += "" if plan.share == 1 else f" --share {plan.share:g}"
-    record = {
-        "title": experiment.title,
-        "about": experiment.about,
-        "scale": plan.size,
-        "trained_on": sorted({f"{made['device']}, torch {made['torch']}" for made in made_by}),
-        "command": command,
-        **summary.to_dict(command),
-    }
-    write_summary(part, record)
-    return True
-
-
-def _shows(experiment: "Experiment", summary: "Summary", record: Mapping[str, Any]) -> bool:
-    """Whether a table shows this result: its own, or one of another experiment that it uses."""
-    if record["experiment"] == experiment.name or experiment.name in record:
-        return True
-    return record["cell"]["model"] in summary.labels
+    _show(experiment, found.summary)
+    if found:
+        write_summary(part, found.to_dict())
+    return bool(found)
 
 
 def _show(experiment: "Experiment", summary: "Summary") -> None:

@@ -6,6 +6,7 @@ A new table is a file with an `Experiment` (and its task, if that is new) and a 
 from vort.lab.experiments.ablations import ABLATIONS
 from vort.lab.experiments.books import BOOKS
 from vort.lab.experiments.complexity import COMPLEXITY
+from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
 from vort.lab.experiments.orders import ORDERS
@@ -22,6 +23,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         LABEL_COPY,
         LITERAL,
         BOOKS,
+        ENTITIES,
         ABLATIONS,
         COMPLEXITY,
         ORDERS,

@@ -58,8 +58,8 @@ class Model:
         paper_row: of the paper's table.
         has: what it has that no row of the paper has, or has not, in words: tables print it.
         kin: the row whose searched learning rate it takes where none was searched for it.
-        judged_by: what a search for it goes by: "bits" of all validation queries, or "long", the
-            accuracy at the longest lags of them.
+        judged_by: what a search for it goes by: "bits" of all validation queries, or "long", of
+            those at the longest lags.
     """
 
     label: str
@@ -256,6 +256,8 @@ _INPUTS: dict[str, Model] = {
         kin="vort",
     ),
     "vort_no_inputs": Model("VORT, both inputs off", {"sliding_window": 16}, kin="vort"),
+    # On text.
+    "vort_entity": Model("VORT, told of entities", {"use_entity": True}, kin="vort"),
 }
 
 # The paper's own rows with nothing added: its map, no norms.

@@ -6,18 +6,15 @@ from typing import NamedTuple
 
 from vort.lab.experiments.cell import Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
-from vort.lab.experiments.scores import seeds_of
+from vort.lab.experiments.scores import seed_interval, seeds_of, show
 from vort.lab.report.tables import Sheet
-from vort.lab.training.metrics import interval
-from vort.lab.verdicts import Claim
+from vort.lab.verdicts import Claim, judge_sign
 
 __all__ = ["ORDERS"]
 
 # In each task, the kind that the paper expects to be remembered longest, and what it is held
 # against.
 _PAIRS = {"books": ("entity", "other letters")}
-# A difference that one seed may be believed about.
-_CLEAR = 0.05
 _NAMES = {"zipf_retrieval": "Zipf retrieval", "label_copy": "label copy", "books": "books"}
 _KINDS = {"first": "anchor or first mention", "again": "query or later mention"}
 # Rows of the ablations on label copy, by what their router is fed beside the hidden state. The
@@ -57,10 +54,9 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     rows, claims = [], []
     for place, members in found.items():
         for kind in members[0]["orders"]["layers"][0]:
-            means = [_mean(member, kind) for member in members]
-            over = interval([m for m in means if m is not None])
-            half = "" if over.count < 2 else f" ± {over.half:.3f}"
-            rows.append([str(place), _KINDS.get(kind, kind), f"{over.mean:.3f}{half}"])
+            means = [(member["cell"]["seed"], _mean(member, kind)) for member in members]
+            over = seed_interval((seed, mean) for seed, mean in means if mean is not None)
+            rows.append([str(place), _KINDS.get(kind, kind), show(over, 3)])
         # Nothing is claimed of changed settings, nor of what is there for comparison.
         if not place.changes and place.model in ("vort", "vort_with_inputs"):
             claims.append(_claim(place, members))
@@ -91,19 +87,18 @@ def _mean(record: Record, kind: str) -> float | None:
 
 def _claim(place: Place, members: Sequence[Record]) -> Claim:
     high, low = _PAIRS.get(place.task, ("first", "filler"))
-    pairs = [(_mean(member, high), _mean(member, low)) for member in members]
-    gaps = [a - b for a, b in pairs if a is not None and b is not None]
+    pairs = [(m["cell"]["seed"], _mean(m, high), _mean(m, low)) for m in members]
+    gaps = [(seed, a - b) for seed, a, b in pairs if a is not None and b is not None]
     states = "entities (what must be remembered) get higher orders than other tokens"
-    if not gaps:
-        return Claim("figure alpha-hist", f"{states}: {place}", "no entities", "not reproduced")
-    found = interval(gaps)
+    found = seed_interval(gaps)
+    if found is None:
+        return Claim("figure alpha-hist", f"{states}: {place}", "no entities", "undecided")
     half = "" if found.count < 2 else f" ± {found.half:.3f}"
-    clear = found.low > 0 if found.count > 1 else found.mean > _CLEAR
     return Claim(
         "figure alpha-hist",
         f"{states}: {place}",
         f"difference {found.mean:+.3f}{half}, {seeds_of(found)}",
-        "reproduced" if clear else "not reproduced",
+        judge_sign(found),
     )
 
 

@@ -1,9 +1,12 @@
 """From the results of cells to tables: means over seeds, intervals, verdicts against the paper."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+from scipy.stats import t
 
 from vort.lab.experiments.experiment import Record, Summary
 from vort.lab.experiments.models import MODELS
@@ -11,12 +14,13 @@ from vort.lab.experiments.search import EARLIER
 from vort.lab.report.tables import Sheet
 from vort.lab.tasks import TASKS
 from vort.lab.training.metrics import Interval, interval
-from vort.lab.verdicts import Verdict
+from vort.lab.verdicts import Verdict, judge_difference, judge_figure
 
 __all__ = [
     "PaperTable",
     "as_planned",
     "by_row",
+    "gain_in_words",
     "history_sheet",
     "label_of",
     "margin",
@@ -25,11 +29,13 @@ __all__ = [
     "rates_note",
     "row_of",
     "score_sheet",
+    "seed_interval",
     "seeds_of",
     "show",
     "training_notes",
     "verdict",
     "verdict_on_gain",
+    "within_seed",
 ]
 
 
@@ -95,61 +101,115 @@ def over_seeds(
 ) -> Interval | None:
     """Mean and interval of a score over the seeds that have it.
 
-    Several results of one seed (at several beta, say) are averaged first, as the paper does.
+    Several results of one seed (at several beta, say) are averaged first: they share weights and
+    data, and are no further seeds.
+    """
+    pairs = [
+        (record["cell"]["seed"], factor * record["test"][bucket][score])
+        for record in records
+        if bucket in record.get("test", {})
+    ]
+    return seed_interval(pairs)
+
+
+def seed_interval(pairs: Iterable[tuple[int, float]]) -> Interval | None:
+    """Mean and interval over seeds of values that have one each; several of a seed count once.
+
+    >>> found = seed_interval([(0, 1.0), (0, 3.0), (1, 4.0)])
+    >>> found.mean, found.count
+    (3.0, 2)
     """
     by_seed: dict[int, list[float]] = {}
-    for record in records:
-        if bucket in record.get("test", {}):
-            value = factor * record["test"][bucket][score]
-            by_seed.setdefault(record["cell"]["seed"], []).append(value)
+    for seed, value in pairs:
+        by_seed.setdefault(seed, []).append(value)
     means = [sum(values) / len(values) for values in by_seed.values()]
     return interval(means) if means else None
 
 
 def verdict(paper: float, ours: Interval, table: PaperTable) -> Verdict:
-    """Our mean against the paper's figure: "exceeded", "reproduced" or "not reproduced".
-
-    Better by more than the interval (or the table's tolerance, if that is wider) exceeds it; within
-    that distance reproduces it.
-    """
-    gain, room = table.sign * (ours.mean - paper), _room(ours, table)
-    if gain > room:
-        return "exceeded"
-    return "reproduced" if gain >= -room else "not reproduced"
-
-
-def _room(ours: Interval, table: PaperTable) -> float:
-    return max(ours.half, table.tolerance) if ours.count > 1 else table.tolerance
+    """Our figure against the paper's; see `vort.lab.verdicts.judge_figure`."""
+    gain = Interval(table.sign * (ours.mean - paper), ours.half, ours.count)
+    return judge_figure(gain, table.tolerance)
 
 
 def verdict_on_gain(paper: float, ours: Interval, table: PaperTable) -> Verdict:
-    """A difference between two rows against the paper's: clear at all, and as large.
-
-    One that is clear but smaller than the paper's reproduces it in part.
-    """
-    if not ours.beyond(table.tolerance):
-        return "not reproduced"
-    room = _room(ours, table)
-    if ours.mean > paper + room:
-        return "exceeded"
-    return "reproduced" if ours.mean >= paper - room else "reproduced in part"
+    """A difference between two rows against the paper's; see `judge_difference`."""
+    return judge_difference(ours, paper, table.tolerance)
 
 
 def margin(
     ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
 ) -> Interval | None:
-    """How much better `ours` is in a bucket, seed by seed; None if they share no seed."""
+    """How much better `ours` is in a bucket, over the seeds they share; None if there are none.
 
-    def scores(records: Sequence[Record]) -> dict[tuple[Any, ...], float]:
-        return {
-            tuple(v for k, v in sorted(r["cell"].items()) if k != "model"): table.factor
-            * r["test"][bucket][table.score]
-            for r in records
-        }
+    Pairs are results of one seed under one condition; those of several conditions are averaged
+    within their seed.
+    """
+    pairs = [
+        (a["cell"]["seed"], table.sign * table.factor * (x - y))
+        for a, b in _pairs(ours, rival)
+        for x, y in [[record["test"][bucket][table.score] for record in (a, b)]]
+    ]
+    return seed_interval(pairs)
 
-    a, b = scores(ours), scores(rival)
-    shared = [table.sign * (a[key] - b[key]) for key in a if key in b]
-    return interval(shared) if shared else None
+
+def _pairs(ours: Sequence[Record], rival: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Results of two rows that share seed, task and condition."""
+
+    def place(record: Record) -> tuple[Any, ...]:
+        return tuple(v for k, v in sorted(record["cell"].items()) if k != "model")
+
+    others = {place(record): record for record in rival}
+    return [(record, others[place(record)]) for record in ours if place(record) in others]
+
+
+def within_seed(
+    ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
+) -> Interval | None:
+    """How much better `ours` is in the one seed they share, and its interval over sequences.
+
+    Both were asked the same sequences, so these are compared pair by pair. It says how far other
+    test data would move the difference, and nothing of other weights: no verdict rests on it. None
+    where there are several seeds, or no counts for each sequence. Its `count` is of sequences.
+    """
+    pairs = _pairs(ours, rival)
+    if len(pairs) != 1 or table.score != "accuracy":
+        return None
+    answers = [_answers(record, bucket) for record in pairs[0]]
+    (right, asked), (other, same) = answers
+    if len(asked) < 2 or not np.array_equal(asked, same) or not asked.sum():
+        return None
+    gains, total = right - other, asked.sum()
+    mean = gains.sum() / total
+    # Sequences have unequally many questions: the deviation of a ratio.
+    rest = gains - mean * asked
+    count = len(asked)
+    error = np.sqrt(count / (count - 1) * (rest**2).sum()) / total
+    factor = table.sign * table.factor
+    half = float(t.ppf(0.975, count - 1) * error)
+    return Interval(float(factor * mean), abs(factor) * half, count)
+
+
+def _answers(record: Record, bucket: str) -> tuple[Any, Any]:
+    """Right answers and questions of each sequence; none where a result does not have them."""
+    words = record.get("sequences", {}).get(bucket, "").split()
+    found = np.array([word.split("/") for word in words], dtype=np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def gain_in_words(
+    ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
+) -> str:
+    """A difference between two rows with all that is known of how far it can be trusted."""
+    gain = margin(ours, rival, bucket, table)
+    if gain is None:
+        return ""
+    digits, unit = (1, "points") if table.score == "accuracy" else (3, "bits less")
+    words = f"{show(gain, digits)} {unit}, {seeds_of(gain)}"
+    inner = within_seed(ours, rival, bucket, table)
+    if inner is not None:
+        words += f" (± {inner.half:.{digits}f} over its {inner.count:,} sequences)"
+    return words
 
 
 def seeds_of(value: Interval) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from vort.files import write_atomically
 from vort.lab.experiments.cell import Cell, RunFolder, Size
 from vort.lab.experiments.experiment import Experiment, Record
+from vort.lab.experiments.models import MODELS
 from vort.lab.report.folder import read_cells
 from vort.lab.tasks import make_task
 
@@ -155,14 +156,15 @@ class _Axis:
 
 
 def _axis(experiment: Experiment, cell: Cell) -> _Axis | None:
-    """The decay that a row has to choose, if it has one."""
-    # Of the task, not of the row's present settings: those are what the last search found.
+    """The decay that a row has to choose, or where it is learned its start; None: no such."""
     memory, shares = cell.config.get("memory"), experiment.decays.get(cell.size)
-    length = int(cell.task.get("length") or make_task(**cell.task).length)
     if memory == "exponential" and shares is not None:
+        length = make_task(**cell.task).length
         values = tuple(sorted(1 / (share * length) for share in shares))
         return _Axis("exponential_rate", values, values[len(values) // 2])
     if memory == "mixture":
+        # Of the task, not of the row's present horizon: that is what the last search found.
+        length = make_task(**cell.task).length
         return _Axis("horizon", tuple(round(share * length) for share in _HORIZONS), length)
     return None
 
@@ -324,13 +326,13 @@ def row_searches(
 def line_of(record: Record) -> Settings:
     """A finished trial as a line: what was tried, what it came to, and where.
 
-    A row whose name ends in `_long` is judged by the bits of its last class, the longest lags; all
-    others by those of the whole validation split.
+    Its score is the bits of the whole validation split; of a row that is to be best at the longest
+    lags (`Model.judged_by`), those of the last class.
     """
     cell, made_by = record["cell"], record["made_by"]
     classes = {name: each["bits"] for name, each in record.get("validation", {}).items()}
     judged = "all"
-    if cell["model"].endswith("_long") and classes:
+    if _for_long_lags(cell["model"]) and classes:
         judged = [name for name in classes if name != "all"][-1]
     speed = record.get("tokens_per_second")
     tokens = record["task"].get("length", 0) * record["training"].get("batch_size", 0)
@@ -356,6 +358,10 @@ def line_of(record: Record) -> Settings:
         "fingerprint": record["fingerprint"],
         "of": _definition(record),
     }
+
+
+def _for_long_lags(row: str) -> bool:
+    return row in MODELS and MODELS[row].judged_by == "long"
 
 
 def _settings_in(words: str) -> Settings:
