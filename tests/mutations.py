@@ -92,10 +92,10 @@ MUTATIONS = (
     ),
     Mutation(
         "the interval dropped from a verdict",
-        "lab/training/metrics.py",
-        "return self.count > 1 and self.low > 0",
-        "return self.count > 1 and self.mean > 0",
-        "tests/lab/experiments/test_scores.py tests/lab/training/test_metrics.py",
+        "lab/verdicts.py",
+        "    if gain.low <= 0:",
+        "    if gain.mean <= 0:",
+        "tests/lab/test_verdicts.py",
     ),
     Mutation(
         "read and write swapped in the layer",
