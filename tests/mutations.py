@@ -41,7 +41,9 @@ class Mutation(NamedTuple):
 
 BACKENDS = "tests/ops/retention/test_backends.py tests/ops/retention/test_states.py"
 MEMORIES = "tests/memories/test_memories.py"
-NEAR = "tests/ops/local_attention/test_block_equals_exact.py tests/ops/local_attention/test_local.py"
+NEAR = (
+    "tests/ops/local_attention/test_block_equals_exact.py tests/ops/local_attention/test_local.py"
+)
 RIVALS = "tests/memories/test_rivals.py"
 KIN = "tests/lab/experiments/test_kin.py"
 ROWS = "tests/lab/experiments/test_models.py tests/lab/experiments/test_tables.py"
