@@ -55,6 +55,11 @@ def subwords() -> HuggingFaceCoder:
     return HuggingFaceCoder(subword_tokenizer())
 
 
+@pytest.fixture(scope="module")
+def kit(subwords: HuggingFaceCoder) -> Kit:
+    return Kit(subwords)
+
+
 def questions(words: int = 40) -> Questions:
     texts = made_words(600)
     documents = [" ".join(texts[i : i + words]) + "." for i in range(0, 400, 2)]
@@ -190,9 +195,9 @@ def test_values_of_needles_are_in_a_prompt_once(kind: str, tokens: str) -> None:
 
 @pytest.mark.parametrize("task", RULER)
 def test_prompts_have_exact_lengths_in_the_tokens_of_a_model(
-    task: str, subwords: HuggingFaceCoder
+    task: str, subwords: HuggingFaceCoder, kit: Kit
 ) -> None:
-    prompts = RulerPrompts(Kit(subwords), questions={"qa_1": questions(), "qa_2": questions(41)})
+    prompts = RulerPrompts(kit, questions={"qa_1": questions(), "qa_2": questions(41)})
     for length in (4096, 5003):
         reserve = GENERATED[task]
         rng = stream(42, task, "test", length)
@@ -204,8 +209,8 @@ def test_prompts_have_exact_lengths_in_the_tokens_of_a_model(
             assert all(answer in text for answer in sample.expected)
 
 
-def test_tokens_of_a_prompt_are_those_of_its_text(subwords: HuggingFaceCoder) -> None:
-    prompts = RulerPrompts(Kit(subwords))
+def test_tokens_of_a_prompt_are_those_of_its_text(subwords: HuggingFaceCoder, kit: Kit) -> None:
+    prompts = RulerPrompts(kit)
     for task in ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "fwe"):
         sample = prompts.sample(task, np.random.default_rng(0), 4096, GENERATED[task])
         text = subwords.decode(sample.prompt)

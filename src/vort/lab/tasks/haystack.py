@@ -227,7 +227,7 @@ class Kit:
     """
 
     # What a tokenizer has to encode beforehand, since doing so for each sample takes too long.
-    POOLED = 1 << 15
+    POOLED = 1 << 13
 
     def __init__(self, coder: Coder, value_tokens: int = 1, *, real_words: bool = False) -> None:
         if value_tokens < 1:
