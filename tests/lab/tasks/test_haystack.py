@@ -375,6 +375,14 @@ def test_words_are_those_of_wonderwords_where_it_is_installed() -> None:
     assert Kit(ByteCoder(), real_words=True).source == source
 
 
+@pytest.mark.parametrize("kind", ["words", "numbers", "uuids"])
+def test_the_shortest_of_a_kind_is_no_longer_than_any(kind: str, kit: Kit) -> None:
+    for each in (kit, Kit(ByteCoder()), Ruler().prompts("test").kit):
+        rng = np.random.default_rng(0)
+        drawn = each.keys(rng, 200) if kind == "words" else each.values(rng, kind, 200, 5)
+        assert 0 < each.shortest(kind) <= drawn.lengths.min()
+
+
 def test_made_words_differ_and_none_is_in_another() -> None:
     words = made_words(20_000)
     assert len(set(words)) == 20_000

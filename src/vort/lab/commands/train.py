@@ -24,7 +24,8 @@ _MOST_BYTES = 2**28
 def train(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, settings, result, model.")],
     task: Annotated[
-        str | None, typer.Argument(help="zipf_retrieval, label_copy, mqar, books; not with --text.")
+        str | None,
+        typer.Argument(help="mqar, multi_needle, ruler, scan, babi, books, ...; not with --text."),
     ] = None,
     text: Annotated[
         str | None,

@@ -20,6 +20,7 @@ from vort.lab.tasks.task import stream
 
 __all__ = ["Job", "NeedleSuite", "RulerSuite", "Suite", "read_records", "run_suite", "summary"]
 
+DEPTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RECORDS, SUMMARY = "samples.jsonl", "summary.json"
 
 
@@ -146,7 +147,7 @@ class NeedleSuite(Suite):
         kit: Kit,
         haystack: Haystack | None = None,
         needles: int = 4,
-        depths: Sequence[float] = tuple(i / 10 for i in range(11)),
+        depths: Sequence[float] = DEPTHS,
         seed: int = 42,
     ) -> None:
         if needles < 1:

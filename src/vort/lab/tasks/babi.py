@@ -13,7 +13,7 @@ import torch
 
 from vort.lab.tasks.question_files import Asked, Questions, find_file, read_text, read_wikihop
 from vort.lab.tasks.stored import HELD_OUT, Example, StoredTask, hold_out
-from vort.lab.tasks.task import IGNORED, Batch, Split, Task, check_split
+from vort.lab.tasks.task import IGNORED, Batch, Split, Task, check_split, stream
 
 __all__ = ["BABI", "WikiHop"]
 
@@ -124,11 +124,13 @@ class WikiHop(Task):
     Args:
         source: folder of the files.
         length: T, bytes of a sequence.
+        seed: of the order of documents, which means nothing.
     """
 
     name: ClassVar[str] = "wikihop"
     source: str = ""
     length: int = 16_384
+    seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", str(self.source))
@@ -173,7 +175,10 @@ class WikiHop(Task):
         labels = np.full(shape, IGNORED, dtype=np.int64)
         for b, index in enumerate(indices):
             questions = self._questions[split]
-            text, answer = _as_bytes(questions, questions.asked[index], self.length)
+            asked = questions.asked[index]
+            order = stream(self.seed, self.name, split, index).permutation(len(asked.gold))
+            documents = [questions.documents[asked.gold[place]] for place in order.tolist()]
+            text, answer = _as_bytes(documents, asked, self.length)
             end = len(text) + len(answer)
             tokens[b, :end] = np.frombuffer(text + answer, dtype=np.uint8)
             labels[b, len(text) - 1 : end - 1] = tokens[b, len(text) : end]
@@ -192,12 +197,12 @@ class WikiHop(Task):
         return {**super().describe(), "source": Path(self.source).name, "digest": digest}
 
 
-def _as_bytes(questions: Questions, asked: Asked, length: int) -> tuple[bytes, bytes]:
+def _as_bytes(documents: Sequence[str], asked: Asked, length: int) -> tuple[bytes, bytes]:
     """What is read, and what is to be written, of `length` bytes at most."""
     answer = f" {asked.answers[0]}\n".encode()
     choices = "; ".join(asked.candidates)
     question = f"\nQuestion: {asked.question}\nOne of: {choices}\nAnswer:".encode()
-    text = "\n".join(questions.documents[number] for number in asked.gold).encode()
+    text = "\n".join(documents).encode()
     room = length - len(question) - len(answer)
     if room < 0:
         raise ValueError(f"length must be at least {length - room} for a question, got {length}")

@@ -304,6 +304,17 @@ class Kit:
         pool = self._encoded_uuids[keys]
         return pool.take(_with_unique(rng, len(pool), count, asked))
 
+    def shortest(self, kind: str) -> int:
+        """Tokens that keys ("words"), "numbers" or "uuids" have at least."""
+        if isinstance(self.coder, WordCoder):
+            return {"words": 1, "numbers": self.value_tokens, "uuids": 4}[kind]
+        if kind == "words":
+            return sum(int(half.lengths.min()) for half in self._halves)
+        if isinstance(self.coder, ByteCoder):
+            return {"numbers": 8, "uuids": 37}[kind]
+        pools = self._encoded_uuids if kind == "uuids" else (self._numbers,)
+        return min(int(pool.lengths.min()) for pool in pools)
+
     def counting(self, count: int) -> Pool:
         """The pieces " 1.", " 2.", ... up to `count`."""
         if len(self._counting) < count:
@@ -480,7 +491,13 @@ class HaystackTask(GeneratedTask):
                 place += len(count)
             begin += place
         by_depth = None if self.bucket(0.0) is None else np.concatenate(buckets)
-        return Row(*(np.concatenate(each) for each in (tokens, queries, labels, sources)), by_depth)
+        return Row(
+            np.concatenate(tokens),
+            np.concatenate(queries),
+            np.concatenate(labels),
+            np.concatenate(sources),
+            by_depth,
+        )
 
 
 def answers_right(batch: Batch, predicted: Tensor) -> Tensor:

@@ -214,7 +214,7 @@ def made_words(count: int) -> tuple[str, ...]:
     """Words of three syllables that no language has, all of one length: none is in another.
 
     >>> made_words(3)
-    ('bababa', 'vuvufe', 'sososi')
+    ('bababa', 'kihase', 'sumeli')
     """
     syllables = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]
     base = len(syllables)

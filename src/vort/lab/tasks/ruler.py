@@ -204,7 +204,8 @@ class RulerPrompts:
         # Distractors are drawn with the needles, so that none has a key that is asked for.
         extra = 0
         if task.haystack == "needles":
-            least = len(opens) + len(is_) + len(ends) + 2
+            least = len(opens) + len(is_) + len(ends)
+            least += kit.shortest(task.key) + kit.shortest(task.value)
             extra = room.length // least + 1
         keys = (
             kit.uuids(rng, task.keys + extra, task.keys, keys=True)
