@@ -14,6 +14,7 @@ ROOMS = (
     ("lab.commands",),
     ("lab.experiments",),
     ("lab.report",),
+    ("lab.evaluation",),
     ("lab.training",),
     ("lab.tasks", "lab.verdicts"),
     ("models", "plasticity"),
