@@ -8,7 +8,7 @@ start of the later block, and within a block of 16 the difference is formed befo
 
 import importlib.util
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class GatedLinearMemory(Memory):
     torch.Size([1, 5, 2, 8])
     """
 
+    takes_parts: ClassVar[bool] = True
+
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
         self.gate_in = GateProjection(self.settings.hidden_size, GATE_RANK, bias=False)
@@ -55,6 +57,8 @@ class GatedLinearMemory(Memory):
             # A gate of 1 and no key: padding leaves the state as it is.
             real = padding.real[..., None, None]
             log_gate, k = log_gate.masked_fill(~real, 0), k.masked_fill(~real, 0)
+        if inputs.part is not None:
+            state = inputs.part.gated_before(k, inputs.v, log_gate)
         before = None if state is None else state["G"]
         run = _fla_kernel(inputs.q) or gla_chunk
         output, after = run(

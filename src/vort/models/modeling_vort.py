@@ -311,6 +311,8 @@ class VortModel(VortPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        # This process's part of sequences that are cut over several, see `vort.distributed`.
+        part = kwargs.pop("part", None)
         check_call(type(self).__name__, kwargs, _ARGUMENTS)
         if not isinstance(past_key_values, LayerStates | None):
             raise TypeError(_wrong_cache(past_key_values))
@@ -341,6 +343,7 @@ class VortModel(VortPreTrainedModel):
             "entity_mask": entity_mask,
             "output_orders": output_orders,
         }
+        options |= {} if part is None else {"part": part}
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
         hidden, states, orders = through(hidden, options, bool(output_hidden_states))
         if packing is not None:
@@ -481,7 +484,9 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """
         # Not in the signature: Trainer would take it for a label that every batch must have.
         targets = _targets(labels, kwargs.pop("shift_labels", None))
+        part = kwargs.pop("part", None)
         check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
+        kwargs |= {} if part is None else {"part": part}
         alone = targets is None and inputs_embeds is None and cu_seqlens is None
         # Where sequences begin is asked in the model; a single token begins none.
         alone = alone and seq_idx is None and not kwargs
