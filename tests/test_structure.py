@@ -16,6 +16,7 @@ ROOMS = (
     ("lab.report",),
     ("lab.training",),
     ("lab.tasks", "lab.verdicts"),
+    ("distributed",),
     ("models", "plasticity"),
     ("layers",),
     ("memories",),

@@ -60,7 +60,7 @@ def train(model: nn.Module, batch: Batch, steps: int, scale: float = 1.0, total:
     base = getattr(model, "module", model)
     rate = 2e-4 if base.config.memory == "gla" else 3e-3
     # An eps above rounding: else gradients that are zero but for it move weights by a whole step.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=1e-5, foreach=False)
     losses, first = [], {}
     for step in range(steps):
         loss = model(**batch, num_items_in_batch=total).loss * scale
@@ -163,3 +163,17 @@ def generated(rank: int, memory: str, length: int) -> tuple[list[int], Any]:
     with torch.no_grad():
         logits = model(prompt, use_cache=False).logits
     return found.tolist(), (part_of(length, mesh), logits.numpy())
+
+
+def over_heads(rank: int, folder: str, kind: str, steps: int = STEPS) -> Any:
+    """What `alone` returns, by a saved model whose heads are dealt out to the ranks."""
+    from transformers.distributed import DistributedConfig
+
+    ranks = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
+    model = VortForCausalLM.from_pretrained(folder, distributed_config=ranks).train()
+    cut = sum(isinstance(x, DTensor) for x in model.parameters())
+    found = train(model, batch_of(kind), steps)
+    model.eval()
+    prompt = tokens(2, 20)
+    text = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    return found, cut, text.tolist()

@@ -23,6 +23,7 @@ from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
 from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
+from vort.models.tensor_parallel import register_styles
 from vort.ops.gpu.launcher import has_triton, kernels_take
 from vort.ops.linear import (
     Norm,
@@ -430,6 +431,7 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: VortConfig) -> None:
         super().__init__(config)
@@ -774,3 +776,4 @@ AutoConfig.register("vort", VortConfig, exist_ok=True)
 AutoModel.register(VortConfig, VortModel, exist_ok=True)
 AutoModelForCausalLM.register(VortConfig, VortForCausalLM, exist_ok=True)
 show_in_transformers(VortForCausalLM)
+register_styles()
