@@ -57,7 +57,7 @@ def vort_command(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    app(prog_name="vort")  # also where it was started as a module
 
 
 if __name__ == "__main__":

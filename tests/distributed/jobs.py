@@ -1,5 +1,13 @@
 """What ranks do in the tests: train a small model in one of several ways."""
 
+import os
+import resource
+import shutil
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -177,3 +185,83 @@ def over_heads(rank: int, folder: str, kind: str, steps: int = STEPS) -> Any:
     prompt = tokens(2, 20)
     text = model.generate(prompt, max_new_tokens=5, do_sample=False, eos_token_id=None)
     return found, cut, text.tolist()
+
+
+def as_launched() -> None:
+    """The environment that a launcher gives its processes; the group is there already."""
+    ranks = str(dist.get_world_size())
+    os.environ.update(ACCELERATE_USE_CPU="1", LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1")
+
+
+def trained(rank: int, folder: str, shard: bool, first: str | None = None) -> Any:
+    """Losses of a run of six steps with a checkpoint every three, from a checkpoint if given."""
+    as_launched()
+    if first is not None and rank == 0:
+        shutil.copytree(first, Path(folder) / Path(first).name)
+    dist.barrier()
+    return run_of(folder, shard)
+
+
+def run_of(folder: str, shard: bool = False) -> Any:
+    from tests.lab.training.tiny import TASK, quick
+    from vort.lab.training import train as train_model
+
+    options = {"steps": 6, "learning_rate": 3e-3, "eps": 1e-5, "log_every": 1, "shard": shard}
+    options |= {"checkpoint_every": 3, "keep_checkpoints": 2, "evaluation_sequences": 19}
+    model = model_of("vort", vocab_size=TASK.vocab_size)
+    result = train_model(model, TASK, quick(**options), directory=folder, resume=True)
+    return [entry["loss"] for entry in result.history if "loss" in entry], result.test
+
+
+def broken(rank: int) -> str:
+    """What a run says of which one rank's loss is no number at its third step."""
+    from tests.lab.training.tiny import TASK, quick
+    from vort.lab.training import train as train_model
+
+    as_launched()
+    calls = []
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        loss = model(batch["input_ids"]).logits.float().logsumexp(-1).mean()
+        return loss * float("nan") if rank == 1 and len(calls) == 3 else loss
+
+    try:
+        train_model(
+            model_of("vort", vocab_size=TASK.vocab_size), TASK, quick(), objective=objective
+        )
+    except FloatingPointError as problem:
+        return str(problem)
+    return "nothing"
+
+
+def command(rank: int, out: str, arguments: list[str], fault: str = "") -> Any:
+    """Exit code and standard error of `vort train`, as one of several processes."""
+    from vort.cli import app
+
+    as_launched()
+    os.environ["TERM"] = "dumb"
+    os.chdir(Path(out).parent)
+    error = Path(out).parent / f"error-{rank}"
+    with error.open("w") as stream:
+        os.dup2(stream.fileno(), 2)
+        sys.stderr = os.fdopen(2, "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if fault == "kill" and rank == 1:
+        threading.Thread(target=_die_after, args=(Path(out), 4), daemon=True).start()
+    if fault == "full":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        app(["train", "--out", out, *arguments], standalone_mode=True)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    sys.stderr.flush()
+    return code, error.read_text()
+
+
+def _die_after(out: Path, step: int) -> None:
+    while not (out / f"step-{step:08d}").exists():
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -66,9 +66,8 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
         "gates.read": not (s.read_weights and (several or s.routing == "banks")),
     }
     own = ["q_proj", "k_proj", "v_proj", *["g_proj"] * s.output_gate]
-    for name in _MEMORIES[memory]:
-        if not absent.get(name.removeprefix("router."), False):
-            own.append(f"memory.{name}")
+    there = (x for x in _MEMORIES[memory] if not absent.get(x.removeprefix("router."), False))
+    own += [f"memory.{name}" for name in there]
     if s.feature_map == "hedgehog" and memory not in ("gla", "softmax", "none"):
         own += ["memory.key_map", "memory.query_map"]
     shared = [f"memory.{name}" for name in _SHARED.get(memory, ())]
@@ -94,7 +93,10 @@ def register_styles() -> None:
     if not _has_styles():
         return
     from torch.distributed.tensor import Shard, distribute_tensor
-    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
+    from transformers.distributed.tensor_parallel import (  # type: ignore[attr-defined]
+        ALL_PARALLEL_STYLES,
+        TensorParallelLayer,
+    )
 
     class Cut(TensorParallelLayer):  # type: ignore[misc, unused-ignore]
         """A parameter of which each rank has a slice along an axis."""
@@ -125,7 +127,7 @@ def register_styles() -> None:
             pass
 
     for name, style in ((HEADS, Cut(0)), (COLUMNS, Cut(1)), (WHOLE, Whole(0)), (LAYER, Layer())):
-        ALL_PARALLEL_STYLES.register(name, style)
+        ALL_PARALLEL_STYLES.register(name, style)  # type: ignore[arg-type]
 
 
 def _of_some_heads(layer: VortAttention, mesh: Any) -> VortAttention:
@@ -164,7 +166,7 @@ def _of_some_heads(layer: VortAttention, mesh: Any) -> VortAttention:
             if x is not None
         ]
         for module, name, _, mine in held:
-            module._parameters[name] = mine  # type: ignore[assignment]
+            module._parameters[name] = mine
         try:
             yield
         finally:

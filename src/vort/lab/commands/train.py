@@ -65,6 +65,7 @@ def train(
     """
     from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
     from vort.lab.training.lock import hold
+    from vort.lab.training.peers import watching
     from vort.models import VortConfig
 
     options: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
@@ -79,7 +80,7 @@ def train(
     )
     go_on = f"go on with: vort train --out {shlex.quote(str(out))} --resume"
     try:
-        with hold(out):
+        with watching(out), hold(out):
             found = latest_checkpoint(out)
             if found is not None and not resume:
                 raise FileExistsError(
@@ -129,6 +130,7 @@ def _task_of(
 def _run(out: Path, given: RunSettings, resume: bool) -> None:
     """Train in a folder that is ours, from its own settings or from those given."""
     from vort.lab.training import train as run_training
+    from vort.lab.training.peers import rank, shared
 
     quiet_libraries()
     if resume:
@@ -140,9 +142,12 @@ def _run(out: Path, given: RunSettings, resume: bool) -> None:
         raise typer.BadParameter("give --text FILE, FOLDER or OWNER/NAME, or a TASK, or --resume")
     else:
         settings, made = _plan(given)
+        first = shared(settings)
+        if first != settings:  # the first process has seen another machine, or more room
+            settings, made = first, _make_task(first)
     may_split = made.text and not resume and "accumulation" not in given.training
     model, config, settings = _prepare(settings, made, _steps_done(out), may_split=may_split)
-    if not resume:
+    if not resume and rank() == 0:
         settings.write(out)
     found = run_training(model, made, config, directory=out, resume=resume)
     _show(found.test or found.validation, made)
@@ -210,6 +215,7 @@ def _prepare(
     from vort.lab.experiments.models import build_model
     from vort.lab.training import TrainingConfig
     from vort.lab.training.forecast import forecast
+    from vort.lab.training.peers import shared
     from vort.lab.training.setup import check_tracker
     from vort.models import VortConfig
     from vort.names import typed
@@ -223,19 +229,20 @@ def _prepare(
     model = build_model(task, own, config.seed)
     with console.status("measuring a step"):
         found = forecast(model, task, config)
-    pieces = found.accumulation(config.batch_size, config.accumulation)
+    pieces = shared(found.accumulation(config.batch_size, config.accumulation))
     if pieces is None:
         raise ValueError(
             f"training would take about {_bytes(found.memory(1))} of memory a sequence, and "
             f"{_bytes(found.free)} are free: take a smaller --size, or --task-set length"
         )
+    each = config.batch_size // found.processes
     if pieces > config.accumulation:
         if not may_split:
             raise ValueError(
                 "training would take about "
-                f"{_bytes(found.memory(config.batch_size // config.accumulation))} of memory, and "
+                f"{_bytes(found.memory(each // config.accumulation))} of memory, and "
                 f"{_bytes(found.free)} are free: --accumulation {pieces} would do with "
-                f"{_bytes(found.memory(config.batch_size // pieces))}"
+                f"{_bytes(found.memory(each // pieces))}"
             )
         config = replace(config, accumulation=pieces)
         settings = replace(settings, training={**settings.training, "accumulation": pieces})
@@ -280,12 +287,13 @@ def _announce(
     left = max(found.steps - done, 0)
     shape = model.config
     name = f"{settings.size}, " if settings.size else ""
-    piece = config.batch_size // config.accumulation
+    piece = config.batch_size // (config.accumulation * found.processes)
     parts = f" in {config.accumulation} pieces" if config.accumulation > 1 else ""
     read = found.steps * config.batch_size * task.length
     passes = f", {read / task.characters('train'):,.1f} passes over the text" if task.text else ""
     lines = {
-        "device": device_in_words(training_device()),
+        "device": device_in_words(training_device())
+        + (f", {found.processes} processes" if found.processes > 1 else ""),
         "model": f"{name}{found.parameters:,} parameters: {shape.num_hidden_layers} layers of "
         f"{shape.hidden_size}, memory {shape.memory}",
         "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
@@ -326,12 +334,13 @@ def _bytes(count: int) -> str:
 
 def _save_model(model: Any, out: Path) -> None:
     """As Hugging Face saves models, whole or not at all, and what can be done with it."""
-    from vort.lab.training.checkpoint import complete_folder
+    from vort.lab.training.checkpoint import complete_folder, is_sharded, whole_weights
     from vort.models import ByteTokenizer
 
+    whole = {"state_dict": whole_weights(model)} if is_sharded(model) else {}
     if os.environ.get("RANK", "0") == "0":
         with complete_folder(out / "model") as folder:
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, **whole)
             ByteTokenizer().save_pretrained(folder)
     place = out / "model"
     for line in (
