@@ -141,10 +141,11 @@ def _run(out: Path, given: RunSettings, resume: bool) -> None:
     elif "name" not in given.task:
         raise typer.BadParameter("give --text FILE, FOLDER or OWNER/NAME, or a TASK, or --resume")
     else:
-        settings, made = _plan(given)
+        settings, made = _plan(given, out)
         first = shared(settings)
         if first != settings:  # the first process has seen another machine, or more room
             settings, made = first, _make_task(first)
+    _pack(made, out)
     may_split = made.text and not resume and "accumulation" not in given.training
     model, config, settings = _prepare(settings, made, _steps_done(out), may_split=may_split)
     if not resume and rank() == 0:
@@ -170,7 +171,20 @@ def _make_task(settings: RunSettings) -> Any:
     return make_task(**settings.task)
 
 
-def _plan(given: RunSettings) -> tuple[RunSettings, Any]:
+def _pack(task: Any, out: Path) -> None:
+    """Put the tokens of a text that is too large for memory into files; one process does it."""
+    from vort.lab.training.peers import rank, shared
+
+    if not hasattr(task, "pack"):
+        return
+    if rank() == 0:
+        with console.status("packing the text"):
+            task.pack(out / "tokens")
+    shared(None)
+    task.pack(out / "tokens")
+
+
+def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     """Everything that was not said, for a text by its size and the machine; and the task."""
     from vort.lab.training.forecast import free_memory, training_device
     from vort.lab.training.sizes import TEXT_SIZES, choose_size, settings_for_text
@@ -186,6 +200,7 @@ def _plan(given: RunSettings) -> tuple[RunSettings, Any]:
         found = replace(given, task=task, training=training)
         return found, _make_task(found)
     books = _make_task(replace(given, task=task))
+    _pack(books, out)
     device = training_device()
     name = given.size or choose_size(books.characters("train"), device, free_memory(device))
     check_choice("--size", name, TEXT_SIZES)
@@ -312,15 +327,16 @@ def _show_splits(task: Any) -> None:
     from vort.lab.tasks import SPLITS
 
     total = sum(task.characters(split) for split in SPLITS)
+    documents, how, left_out = task.splits()
     rows = [
-        [split, f"{len(task.corpus[split]):,}", f"{size:,}", f"{size / total:.0%}"]
+        [split, f"{documents[split]:,}", f"{size:,}", f"{size / total:.0%}"]
         for split in SPLITS
         for size in [task.characters(split)]
     ]
     headings = ("split", "documents", "bytes", "share")
-    console.print(Sheet(f"text, split {task.corpus.how}", headings, rows).to_rich())
-    if task.corpus.left_out:
-        _say(f"left out: {task.corpus.left_out}")
+    console.print(Sheet(f"text, split {how}", headings, rows).to_rich())
+    if left_out:
+        _say(f"left out: {left_out}")
 
 
 def _say(text: str) -> None:
