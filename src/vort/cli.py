@@ -13,6 +13,7 @@ try:
     from vort.lab.commands.generate import generate
     from vort.lab.commands.kernel import kernel
     from vort.lab.commands.lens import lens
+    from vort.lab.commands.plan import plan
     from vort.lab.commands.reproduce import reproduce
     from vort.lab.commands.train import evaluate, train
     from vort.lab.commands.tune import tune
@@ -27,6 +28,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "lens": lens,
     "eval": evaluate,
+    "plan": plan,
     "reproduce": reproduce,
     "report": report,
     "figures": figures,

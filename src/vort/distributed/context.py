@@ -26,6 +26,7 @@ from vort.memories import Memory, MemoryInputs, State
 from vort.models import VortForCausalLM, VortModel
 from vort.ops.padding import present
 from vort.ops.retention.final import final_state
+from vort.ops.short_convolution import computed_again
 
 __all__ = ["Part", "context_parallel", "halo_size", "part_of"]
 
@@ -151,7 +152,6 @@ class Part:
         after: dict[str, Tensor] = {}
         before = self._positions(layer, extended) if keeps else None
         _, x, heads, gate, along = layer._project(piece, before, after)
-        local, entropy = layer._attend(heads, piece._replace(output_state=False), None, {})
         if keeps and layer.window:
             after |= _ring(heads.turned_k, heads.near_v, layer.window, self.cuts[-1])
 
@@ -160,21 +160,24 @@ class Part:
 
         if along is not None:
             along = along._replace(product=own(along.product))
-        x, gate, local = own(x), own(gate), own(local)
-        q, k, v = (own(y) for y in heads[:3])
-        inputs = MemoryInputs(
-            x,
-            q,
-            k,
-            v,
-            own(entropy),
-            entity,
-            cu_seqlens=inner,
-            along=along,
-            mapped=heads.mapped,
-            part=self,
-        )
-        found = layer.memory(inputs, None, output_state=keeps)
+        x, gate = own(x), own(gate)
+        with computed_again(heads):
+            local, entropy = layer._attend(heads, piece._replace(output_state=False), None, {})
+            local = own(local)
+            q, k, v = (own(y) for y in heads[:3])
+            inputs = MemoryInputs(
+                x,
+                q,
+                k,
+                v,
+                own(entropy),
+                entity,
+                cu_seqlens=inner,
+                along=along,
+                mapped=heads.mapped,
+                part=self,
+            )
+            found = layer.memory(inputs, None, output_state=keeps)
         if states is not None:
             after |= {f"memory.{name}": value for name, value in (found.state or {}).items()}
             shared = {name: from_last(value, self.chain.group) for name, value in after.items()}
