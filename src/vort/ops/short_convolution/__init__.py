@@ -277,7 +277,9 @@ def computed_again(heads: Heads) -> Iterator[None]:
             made.append(compute())
         number, shape, stride, offset = kept
         whole: Tensor = made[0][number]
-        return whole.view(shape) if stride is None else whole.as_strided(shape, stride, offset)
+        if stride is None:
+            return whole.view(shape)
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
