@@ -1,5 +1,8 @@
 """Runs of several processes: checkpoints that any number can take, and what if one process ends."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +114,28 @@ def test_a_full_disk_ends_every_process_in_a_line(tmp_path: Path, shard: bool) -
     assert "Traceback" not in first[1] + second[1]
     assert not second[1].strip().endswith("written")
     assert not list((tmp_path / "run").glob("step-*"))
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("script", "ranks", "options"),
+    [
+        ("train_plain.py", 4, ["--context", "2", "--length", "256", "--save-every", "3"]),
+        ("train_with_trainer.py", 2, ["--length", "64"]),
+    ],
+)
+def test_examples_end_with_a_model_that_generates(
+    tmp_path: Path, script: str, ranks: int, options: list[str]
+) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    root = Path(__file__).parents[2]
+    paths = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run")]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += [f"--nproc_per_node={ranks}", str(root / "examples" / script), *paths]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(root / "src")
+    for steps in ("4", "6"):  # the second goes on with the first
+        command = [*launch, *options, "--width", "64", "--steps", steps]
+        subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
+    model = VortForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    assert model.generate(torch.tensor([[84, 104]]), max_new_tokens=3).shape[1] > 2
