@@ -110,6 +110,9 @@ def together(
     everyone = mesh["data", "context"]._flatten("all")
     if "checkpointed" in way:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if "compiled" in way:
+        for block in model.model.layers:
+            block.compile(backend="aot_eager")
     if ranks // data > 1:
         context_parallel(model, mesh["context"])
     batch = share(batch, mesh["data"])
@@ -120,10 +123,11 @@ def together(
     return (mean / ranks).tolist(), first
 
 
-def sent(rank: int, length: int, memory: str) -> dict[str, int]:
+def sent(rank: int, lengths: tuple[int, ...], memory: str) -> list[dict[str, int]]:
     """Bytes that a forward and a backward pass of one layer and rank hand to others, by kind."""
-    counted = {"halo": 0, "states": 0, "calls": 0}
-    gather, exchange = dist.all_gather_single, dist.batch_isend_irecv
+    counted: dict[str, int] = {}
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    gather, exchange = getattr(dist, name), dist.batch_isend_irecv
 
     def count_gather(found: Tensor, given: Tensor, **options: Any) -> Any:
         counted["states"] += given.nbytes
@@ -135,12 +139,17 @@ def sent(rank: int, length: int, memory: str) -> dict[str, int]:
         counted["calls"] += 1
         return exchange(calls)
 
-    dist.all_gather_single, dist.batch_isend_irecv = count_gather, count_exchange
+    setattr(dist, name, count_gather)
+    dist.batch_isend_irecv = count_exchange
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = context_parallel(model_of(memory, num_hidden_layers=1), mesh)
-    rows = tokens(2, length)
-    model(rows, labels=rows).loss.backward()
-    return counted
+    found = []
+    for length in lengths:
+        counted |= {"halo": 0, "states": 0, "calls": 0}
+        rows = tokens(2, length)
+        model(rows, labels=rows).loss.backward()
+        found.append(dict(counted))
+    return found
 
 
 def refused(rank: int) -> list[str]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 # One process has imported everything, and others are forked from it in no time.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.distributed.jobs"])
+_SERVER.set_forkserver_preload(["tests.distributed.jobs", "tests.distributed.imports"])
 PATIENCE = 120
 
 

@@ -33,7 +33,7 @@ def check_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
         assert torch.allclose(x, other[name], atol=1e-5), name
 
 
-def test_a_checkpoint_of_four_processes_is_gone_on_with_by_one_and_by_two(tmp_path: Path) -> None:
+def test_a_checkpoint_of_four_processes_is_gone_on_with_by_one(tmp_path: Path) -> None:
     found = run(4, jobs.trained, str(tmp_path / "four"), True)
     losses, test = found[0]
     alone, test_alone = jobs.run_of(str(tmp_path / "one"))
@@ -43,12 +43,18 @@ def test_a_checkpoint_of_four_processes_is_gone_on_with_by_one_and_by_two(tmp_pa
     expected = weights_in(tmp_path / "one" / LAST)
     check_same(weights_in(tmp_path / "four" / LAST), expected)
     first = tmp_path / "four" / STEP
-    # One process from what four wrote, two that share weights, and two that do not.
     jobs.shutil.copytree(first, tmp_path / "resumed" / STEP)
     jobs.run_of(str(tmp_path / "resumed"))
     check_same(weights_in(tmp_path / "resumed" / LAST), expected)
-    run(2, jobs.trained, str(tmp_path / "two"), True, str(first))
-    check_same(weights_in(tmp_path / "two" / LAST), expected)
+
+
+@SLOW
+def test_a_checkpoint_of_four_processes_is_gone_on_with_by_two(tmp_path: Path) -> None:
+    run(4, jobs.trained, str(tmp_path / "four"), True)
+    first = str(tmp_path / "four" / STEP)
+    for name, shard in (("two", True), ("plain", False)):
+        run(2, jobs.trained, str(tmp_path / name), shard, first)
+        check_same(weights_in(tmp_path / name / LAST), weights_in(tmp_path / "four" / LAST))
 
 
 @SLOW

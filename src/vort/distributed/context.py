@@ -8,7 +8,7 @@ length.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
@@ -96,12 +96,14 @@ class Part:
         cuts: `[P + 1]` positions at which rows are cut.
         halo: positions of the rank before that a layer needs.
         bounds: of packed sequences in all of the row; None where every row is one sequence.
+        made: bounds of this part on the device, once for all layers.
     """
 
     chain: Chain
     cuts: Sequence[int]
     halo: int
     bounds: Sequence[int] | None
+    made: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def start(self) -> int:
@@ -126,8 +128,10 @@ class Part:
         """Bounds of packed sequences from `start` to the end of this part, counted from there."""
         if self.bounds is None:
             return None
-        inner = [b - start for b in self.bounds if start < b < self.stop]
-        return torch.tensor([0, *inner, self.stop - start], device=device)
+        if start not in self.made:
+            inner = [b - start for b in self.bounds if start < b < self.stop]
+            self.made[start] = torch.tensor([0, *inner, self.stop - start], device=device)
+        return self.made[start]
 
     def _last(self) -> int:
         """Where the last sequence of this part begins, counted from its start."""

@@ -42,6 +42,8 @@ class Chain(NamedTuple):
         return dist.get_world_size(self.group)
 
 
+# Ranks talk outside of compiled graphs.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def with_halo(x: Tensor, size: int, group: Group) -> Tensor:
     """The last `size` positions of the rank before, then x `[B, T, ...]`; the first rank has x."""
     if size == 0 or dist.get_world_size(group) == 1:
@@ -87,6 +89,7 @@ def _shift(x: Tensor, group: Group, *, forward: bool) -> Tensor | None:
     return received
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def states_before(
     chain: Chain,
     own: Sequence[Tensor],
