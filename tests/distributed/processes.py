@@ -15,7 +15,7 @@ import torch.distributed as dist
 # One process has imported everything, and others are forked from it in no time.
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.distributed.jobs", "tests.distributed.imports"])
-PATIENCE = 120
+PATIENCE = 300
 
 
 def run(ranks: int, job: Callable[..., Any], *given: Any, ends: bool = True) -> list[Any]:

@@ -126,7 +126,7 @@ def test_a_full_disk_ends_every_process_in_a_line(tmp_path: Path, shard: bool) -
 @pytest.mark.parametrize(
     ("script", "ranks", "options"),
     [
-        ("train_plain.py", 4, ["--context", "2", "--length", "256", "--save-every", "3"]),
+        ("train_plain.py", 4, ["--context", "2", "--length", "512", "--save-every", "3"]),
         ("train_with_trainer.py", 2, ["--length", "64"]),
     ],
 )
