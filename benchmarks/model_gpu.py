@@ -11,16 +11,20 @@ kernels of another compiled or its memory in use. A run cut short keeps what it 
 goes on.
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
-`+compile`; medians in milliseconds, peak memory, launches and kernel time by part. `first_s`: the
-first step, with whatever is compiled or tuned in it. 1 x 256 tokens is the host's time: the GPU
-waits. Prefill: logits of the last token, with the cache after it.
-Decoding: `generate`, greedy, milliseconds a token between the 8th and the last.
+`+compile`, or in `+recorded`: the step as a CUDA graph (`vort.models.RecordedStep`, which takes any
+model). Medians in milliseconds, peak memory, launches and kernel time by part. `first_s`: the first
+step, with whatever is compiled or tuned in it. 1 x 256 tokens is the host's time: the GPU waits.
+Prefill: logits of the last token, with the cache after it.
+Decoding: `generate`, greedy, milliseconds a token between the 8th and the last; of VORT also the
+recorded step by itself (`step`: its replay, without what `generate` does around it), and both with
+states in bfloat16.
 """
 
 import argparse
 import json
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -112,23 +116,41 @@ def median_ms(call: Callable[[], Any], least: int = 5, seconds: float = 2.0) -> 
     return statistics.median(times)
 
 
-def training(model: Any, batch: int, length: int, detailed: bool) -> dict[str, Any]:
+def training(
+    model: Any, batch: int, length: int, detailed: bool, recorded: bool = False
+) -> dict[str, Any]:
     """A step's milliseconds and peak memory, and what its kernels are."""
     model.train()
     ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
+    replay = None
+    if recorded:
+        from vort.models import RecordedStep
+
+        replay = RecordedStep(
+            model, lambda given: model(**given, labels=given["input_ids"], use_cache=False).loss
+        )
 
     def step() -> None:
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        if replay is None:
+            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        else:
+            replay(input_ids=ids)
         model.zero_grad(set_to_none=True)
 
     began = time.perf_counter()
     step()
     torch.cuda.synchronize()
     found: dict[str, Any] = {"first_s": round(time.perf_counter() - began, 1)}
+    for _ in range(4 if recorded else 0):
+        step()
+    if replay is not None and not replay.recorded:
+        raise RuntimeError("the step could not be recorded")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     found["ms"] = median_ms(step)
-    found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    # A recording's memory is its own and reserved for good: no allocation of the step counts it.
+    peak = torch.cuda.memory_reserved() if recorded else torch.cuda.max_memory_allocated()
+    found["peak_gib"] = peak / 2**30
     found["tokens_per_second"] = batch * length / found["ms"] * 1e3
     if detailed:
         found |= kernels(step)
@@ -173,7 +195,9 @@ def prefill(model: Any, batch: int, length: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, Any]:
+def decoding(
+    model: Any, batch: int, length: int, half_states: bool = False, **options: Any
+) -> dict[str, Any]:
     """Milliseconds a token through `generate`, from the times of a streamer's calls."""
     model.eval()
     ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
@@ -188,6 +212,8 @@ def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, A
 
     def run() -> float:
         times.clear()
+        if half_states:
+            options["past_key_values"] = model.new_cache(state_dtype=torch.bfloat16)
         model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False,
             streamer=Clock() if batch == 1 else None, stopping_criteria=[clock], **options,
@@ -205,6 +231,17 @@ def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, A
     torch.cuda.reset_peak_memory_stats()
     found = {"ms": statistics.median(run() for _ in range(1 if length > GROWS else 3))}
     return found | {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+
+
+@torch.no_grad()
+def recorded_step(model: Any) -> dict[str, Any]:
+    """The recording that decoded last, by itself: its replay and its kernels."""
+    from vort.models.decoding import _last
+
+    graph = _last[model].graph
+    found = kernels(graph.replay)
+    found.pop("longest")
+    return {"ms": median_ms(graph.replay, seconds=0.5), **found}
 
 
 def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
@@ -232,7 +269,9 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
 
     for batch, length in [HOST, *TRAINING]:
         key = f"train {batch}x{length}"
-        attempt(key, lambda b=batch, t=length: training(model, b, t, (b, t) == TRAINING[0]))
+        detailed = (batch, length) == TRAINING[0]
+        recorded = "recorded" in how
+        attempt(key, lambda b=batch, t=length, d=detailed, r=recorded: training(model, b, t, d, r))
     if how:
         return
     for batch, length in PREFILL:
@@ -241,6 +280,11 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
         if length > GROWS and name in ("llama", "gla"):
             continue
         attempt(f"decode {batch}x{length}", lambda b=batch, t=length: decoding(model, b, t))
+        if plain.startswith("vort") and length <= 1000:
+            attempt(f"step {batch}", lambda: recorded_step(model))
+            half = f"decode bf16 states {batch}x{length}"
+            attempt(half, lambda b=batch, t=length: decoding(model, b, t, half_states=True))
+            attempt(f"step bf16 states {batch}", lambda: recorded_step(model))
         if name == "llama" and length <= 1000:
             static = {"cache_implementation": "static"}
             attempt(
@@ -261,8 +305,11 @@ def about() -> dict[str, str]:
 
     packages = ("torch", "triton", "transformers", "flash-linear-attention")
     versions = {name: of(name) for name in packages}
-    command = "python benchmarks/model_gpu.py"
-    return {"command": command, "device": torch.cuda.get_device_name(), **versions}
+    words = [w for w in sys.argv[1:] if w not in ("--resume",)]
+    command = shlex.join(["python", "benchmarks/model_gpu.py", *(Path(w).name for w in words)])
+    commit = os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT")
+    device = torch.cuda.get_device_name()
+    return {"command": command, "commit": commit, "device": device, **versions}
 
 
 def main() -> None:

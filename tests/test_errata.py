@@ -4,10 +4,12 @@ import cmath
 import math
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from vort.fractional import PowerLawBasis, gl_weights, legendre_soe, mass_below
 from vort.fractional.quadrature import integration_interval, terms_needed
@@ -15,15 +17,44 @@ from vort.lab.experiments.kernel import measured_rate
 from vort.ops.retention import paper_banks, retention
 
 ROOT = Path(__file__).parents[1]
+Array = NDArray[np.float64]
 
 
-def small_memory(**options: object) -> torch.Tensor:
+class SmallMemory(NamedTuple):
+    """Six tokens, one scale; sums and recurrences of section mechanism, spelled out beside it."""
+
+    q: torch.Tensor  # [T, K], features applied
+    k: torch.Tensor
+    v: torch.Tensor  # [T, V]
+    decay: float = 0.6
+
+    def printed_sum(self, t: int, first: int = 1, *, decayed: bool = True) -> torch.Tensor:
+        """Σ_{i <= t - first} (q_t . k_i) λ^{t-i} v_i, or without λ; first = 1 is i < t."""
+        terms = [
+            (self.q[t] @ self.k[i]) * (self.decay ** (t - i) if decayed else 1.0) * self.v[i]
+            for i in range(t + 1 - first)
+        ]
+        return torch.stack([torch.zeros_like(self.v[0]), *terms]).sum(0)
+
+    def recurrence(self) -> torch.Tensor:
+        """q_t G_t with G_t = λ G_{t-1} + k_t v_tᵀ, as eq. G-rec and retrieval-final print it."""
+        state, read = torch.zeros(self.q.shape[1], self.v.shape[1], dtype=torch.float64), []
+        for q, k, v in zip(self.q, self.k, self.v, strict=True):
+            state = self.decay * state + torch.outer(k, v)
+            read.append(q @ state)
+        return torch.stack(read)
+
+    def retention(self, **options: Any) -> torch.Tensor:
+        q, k, v = (x[None, :, None] for x in (self.q, self.k, self.v))
+        write = torch.ones(1, len(self.q), 1, 1, dtype=torch.float64)
+        log_decay = torch.tensor([math.log(self.decay)], dtype=torch.float64)
+        return retention(q, k, v, write, log_decay, **options)[0][0, :, 0]
+
+
+def small_memory() -> SmallMemory:
     torch.manual_seed(3)
-    q, k = torch.rand(2, 1, 6, 1, 4, dtype=torch.float64)
-    v = torch.randn(1, 6, 1, 3, dtype=torch.float64)
-    write = torch.ones(1, 6, 1, 1, dtype=torch.float64)
-    log_decay = torch.tensor([-0.5], dtype=torch.float64)
-    return retention(q, k, v, write, log_decay, **options)[0]  # type: ignore[arg-type]
+    q, k = torch.rand(2, 6, 4, dtype=torch.float64) + 0.1
+    return SmallMemory(q, k, torch.randn(6, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("order", "needed"), [(0.5, 3e3), (0.7, 3e8), (0.9, 4e32)])
@@ -33,18 +64,46 @@ def test_e2_proof_needs_a_horizon_out_of_reach(order: float, needed: float) -> N
     assert float(mass_below(order, tolerance / (2 * 2 * needed))) < tolerance / 4
 
 
-def test_e6_the_two_sums_differ_by_the_current_token() -> None:
-    inclusive, strict = (
-        small_memory(include_self=flag, normalizer="none") for flag in (True, False)
+def test_e6_the_recurrences_sum_up_to_the_current_token_and_the_equation_does_not() -> None:
+    memory = small_memory()
+    printed, inclusive = (
+        torch.stack([memory.printed_sum(t, first) for t in range(6)]) for first in (1, 0)
     )
-    assert torch.equal(strict[:, 0], torch.zeros_like(strict[:, 0]))
-    assert bool(((inclusive - strict).abs().amax(-1) > 0).all())
+    recurrence = memory.recurrence()
+    torch.testing.assert_close(recurrence, inclusive)
+    assert not torch.isclose(recurrence, printed).any()
+    # What the recurrences have more is the current token, undecayed, and nothing else.
+    own = (memory.q * memory.k).sum(-1, keepdim=True) * memory.v
+    torch.testing.assert_close(recurrence - printed, own)
+    for include_self, expected in ((False, printed), (True, inclusive)):
+        found = memory.retention(include_self=include_self, normalizer="none")
+        torch.testing.assert_close(found, expected)
 
 
-def test_e7_the_two_denominators_differ() -> None:
-    decayed, undecayed = (small_memory(normalizer=n) for n in ("decayed", "undecayed"))
-    torch.testing.assert_close(decayed[:, 0], undecayed[:, 0])
-    assert bool(((decayed - undecayed).abs().amax(-1)[:, 1:] > 0).all())
+def test_e7_eq_keyed_retrieval_divides_by_another_sum_than_b_rec_builds() -> None:
+    memory = small_memory()
+    sums = {
+        decayed: torch.stack(
+            [
+                memory._replace(v=torch.ones(6, 1).double()).printed_sum(t, 0, decayed=decayed)
+                for t in range(6)
+            ]
+        )
+        for decayed in (True, False)
+    }
+    # Eq. b-rec is eq. G-rec with values of 1, and gives the decayed one.
+    b_rec = memory._replace(v=torch.ones(6, 1).double()).recurrence()
+    torch.testing.assert_close(b_rec, sums[True])
+    assert bool((b_rec[1:] < 0.9 * sums[False][1:]).all())
+    for name, decayed in (("decayed", True), ("undecayed", False)):
+        found = memory.retention(normalizer=name, eps=1e-15)
+        torch.testing.assert_close(found, memory.recurrence() / sums[decayed])
+    # They are not two ways to write one thing: where every value is the same, a decayed sum gives
+    # it back, and the undecayed one fades as the kernel does.
+    alike = memory._replace(v=torch.ones(6, 1).double())
+    kept, faded = (alike.retention(normalizer=n, eps=1e-15) for n in ("decayed", "undecayed"))
+    torch.testing.assert_close(kept, torch.ones(6, 1).double())
+    assert float(faded[-1]) < 0.6
 
 
 def test_e11_measured_rate_lies_between_strip_and_caption() -> None:
@@ -106,9 +165,28 @@ def test_e14_density_is_unbounded_on_the_strip() -> None:
     assert sizes[-1] > 100 * sizes[0]
 
 
-def test_e15_caption_rate_and_error_disagree() -> None:
-    assert math.exp(-(math.pi**2) * 15 / 6.9) < 1e-9
-    assert math.log(1000) == pytest.approx(6.9, abs=0.01)
+def test_e15_captions_rate_is_far_below_the_error_that_the_caption_states() -> None:
+    few, many, tolerance = 8, 15, 1e-3
+    printed_length = math.log(1000)
+    assert printed_length == pytest.approx(6.9, abs=0.01)
+    low, high = integration_interval(0.5, 1000, tolerance, corrections=("E1",))
+    assert math.log(high / low) == pytest.approx(17.9, abs=0.05)
+    errors = {
+        terms: float(
+            legendre_soe(0.5, terms, 1000, tolerance, corrections=("E1",))
+            .errors(0.5, 1000)[0]
+            .max()
+        )
+        for terms in (few, many)
+    }
+    assert errors[many] == pytest.approx(1.3e-3, abs=5e-5)
+    # The caption's rate contradicts its own 4e-3, and what is measured, by six orders of magnitude.
+    at_captions_rate = math.exp(-(math.pi**2) * many / printed_length)
+    assert at_captions_rate == pytest.approx(5e-10, rel=0.1)
+    assert errors[many] > 1e6 * at_captions_rate
+    # Nor is a constant missing: from 8 terms to 15 the caption's rate gains 2e4, the rule far less.
+    promised = math.exp(math.pi**2 * (many - few) / printed_length)
+    assert errors[few] / errors[many] < 1e-2 * promised
 
 
 def test_e17_predictor_weights_are_summable() -> None:
@@ -121,32 +199,69 @@ def test_e17_predictor_weights_are_summable() -> None:
     assert shocks.sum() > 10
 
 
-def test_e18_projected_descent_can_stall_under_pl() -> None:
-    def ridge(x: float) -> tuple[float, float]:
-        bump = 0.8 * math.exp(-(((x - 0.5) / 0.2) ** 2))
-        return 0.5 + bump, -bump * 2 * (x - 0.5) / 0.04
+def test_e18_projected_descent_stalls_under_pl_from_every_start_between_the_crests() -> None:
+    def height(x: Array) -> Array:
+        return 1.1 + 6 * (x - 0.5) ** 2 - 60 * (x - 0.5) ** 4
 
-    def loss_and_gradient(x: float, y: float) -> tuple[float, tuple[float, float]]:
-        height, slope = ridge(x)
-        return 0.5 * (y - height) ** 2, ((y - height) * -slope, y - height)
+    def slope(x: Array) -> Array:
+        return 12 * (x - 0.5) - 240 * (x - 0.5) ** 3
 
-    # F = (y - g(x))²/2 satisfies |∇F|² >= 2F everywhere, and F = 0 is reached inside the box.
-    for x in np.linspace(0.05, 1, 40):
-        for y in np.linspace(0.05, 1, 40):
-            loss, gradient = loss_and_gradient(x, y)
-            assert gradient[0] ** 2 + gradient[1] ** 2 >= 2 * loss * (1 - 1e-12)
-    x, y = 0.5, 0.3
-    for _ in range(1000):
-        _, gradient = loss_and_gradient(x, y)
-        x, y = (min(1.0, max(0.05, p - 0.02 * g)) for p, g in zip((x, y), gradient, strict=True))
-    assert loss_and_gradient(x, y)[0] > 0.04
+    def gradient(x: Array, y: Array) -> tuple[Array, Array]:
+        return (y - height(x)) * -slope(x), y - height(x)
+
+    def descend(x: Array, y: Array, low: float, high: float) -> tuple[Array, Array]:
+        for _ in range(12_000):
+            dx, dy = gradient(x, y)
+            x, y = np.clip(x - dx / smooth, low, high), np.clip(y - dy / smooth, low, high)
+        return x, y
+
+    # F = (y - g(x))²/2 has |∇F|² >= 2F everywhere, μ = 1; F* = 0 is reached inside the box.
+    axis = np.linspace(0.05, 1, 96)
+    x, y = np.meshgrid(axis, axis)
+    dx, dy = gradient(x, y)
+    assert bool((dx**2 + dy**2 >= (y - height(x)) ** 2 * (1 - 1e-12)).all())
+    assert 0.05 < height(np.array(0.125)) < 1
+    # L over the box, from the eigenvalues of the second derivative.
+    bend = 12 - 720 * (x - 0.5) ** 2
+    across = slope(x) ** 2 - (y - height(x)) * bend
+    half = (across - 1) / 2
+    root = np.sqrt(half**2 + slope(x) ** 2)
+    smooth = float(np.maximum(across - half + root, np.abs(across - half - root)).max())
+    assert smooth == pytest.approx(938, rel=1e-3)
+    x, y = x[::4, ::4], y[::4, ::4]
+    between = np.abs(x - 0.5) < math.sqrt(0.05)
+    assert int(between.sum()) == 264
+    end = descend(x, y, 0.05, 1)
+    loss = (end[1] - height(end[0])) ** 2 / 2
+    # All of them end at (.5, 1), where the gradient points out of the box; the others find F*.
+    assert np.allclose(end[0][between], 0.5, atol=1e-4)
+    assert np.array_equal(end[1][between], np.ones(264))
+    assert np.allclose(loss[between], 0.005, atol=1e-6)
+    assert float(loss[~between].max()) < 1e-8
+    # It is the clipping that stops them: the same steps without it go on to F*.
+    free = descend(x[between], y[between], -np.inf, np.inf)
+    assert float(((free[1] - height(free[0])) ** 2).max()) < 1e-8
 
 
-def test_e19_break_even() -> None:
+def test_e19_attention_is_cheaper_up_to_9_600_positions_not_19() -> None:
     banks, terms, features, width = 10, 15, 64, 512
-    length = banks * terms * features * width // width
-    assert length == 9600
-    assert banks * terms * features / width == pytest.approx(18.75)
+
+    def break_even(states: int) -> int:
+        """First length at which causal attention, summed position by position, costs as much."""
+        attention = retention = length = 0
+        while length == 0 or attention < retention:
+            length += 1
+            attention += 2 * length * width  # scores, and the sum of values they weigh
+            retention += states * features * width
+        return length
+
+    assert break_even(banks * terms) == 9600 - 1  # causal: n (n + 1) d, where the paper has n² d
+    assert break_even(12) == 768 - 1
+    # The paper's length: retention has done five hundred times the work of attention by then.
+    printed = banks * terms * features / width
+    assert printed == 18.75
+    cost = 19 * banks * terms * features * width / (19**2 * width)
+    assert cost == pytest.approx(9600 / 19)
 
 
 def test_e22_nodes_of_the_papers_rule_are_the_same_for_every_order() -> None:

@@ -45,7 +45,6 @@ def fit(found: dict[str, Any], made_by: dict[str, Any]) -> Costs:
     units = shape.units(detailed)
     own = {"matrix products", "retention", "loss"}
     stream = sum(ms for name, ms in parts.items() if name not in own)
-    least = min(measured.values(), key=lambda run: run[0])
     # What a layer keeps, from the slope between the two longest; the rest of the shorter is fixed.
     (few, low), *_, (many, high) = sorted(
         {tokens: run["peak_gib"] * GIB for tokens, run in measured.values()}.items()
@@ -59,20 +58,22 @@ def fit(found: dict[str, Any], made_by: dict[str, Any]) -> Costs:
         retention=parts["retention"] / 1e3 / units["retention"],
         stream=stream / 1e3 / units["stream"],
         loss=parts["loss"] / 1e3 / units["loss"],
-        host=least[1]["ms"] / 1e3 / shape.layers,
+        host=0.0,
         slack=1.0,
         kept=kept,
         fixed=max(low - WORKING * shape.parameters - few * slope * shape.layers - loss, 0.0),
         memory=MEMORY,
         made_by=made_by,
     )
-    # Long steps, which the GPU is busy with.
-    ratios = [
-        run["ms"] / 1e3 / sum(shape.seconds(tokens, costs).values())
-        for tokens, run in measured.values()
-        if sum(shape.seconds(tokens, costs).values()) > costs.host * shape.layers
-    ]
-    return Costs(**{**vars(costs), "slack": statistics.median(ratios)})
+    ratios = {
+        name: run["ms"] / 1e3 / sum(shape.seconds(tokens, costs).values())
+        for name, (tokens, run) in measured.items()
+    }
+    # Steps that the GPU is busy with, and steps in which it waits for the host.
+    slack = statistics.median(x for x in ratios.values() if x < 2)
+    waiting = [measured[name][1]["ms"] / 1e3 for name, x in ratios.items() if x >= 2]
+    host = statistics.mean(waiting) / shape.layers
+    return Costs(**{**vars(costs), "slack": slack, "host": host})
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ def train(model: nn.Module, batch: Batch, steps: int, scale: float = 1.0, total:
     # Gated linear attention multiplies rounding: at 1e-3 one process in float32 is off by 1e-4
     # from itself in float64 after 20 steps.
     base = getattr(model, "module", model)
-    rate = 2e-4 if base.config.memory == "gla" else 3e-3
+    rate = 2e-4 if base.config.memory.startswith("gla") else 3e-3
     # An eps above rounding: else gradients that are zero but for it move weights by a whole step.
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, eps=1e-5, foreach=False)
     losses, first = [], {}

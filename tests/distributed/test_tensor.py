@@ -23,6 +23,10 @@ GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_entity": Tru
         pytest.param("uniform_power_law", "rows", {}, marks=SLOW),
         pytest.param("gla", "rows", {}, marks=SLOW),
         pytest.param("softmax", "padded", {}, marks=SLOW),
+        pytest.param("linear", "rows", {}, marks=SLOW),
+        pytest.param("gla_scales", "rows", {}, marks=SLOW),
+        pytest.param("mixture", "rows", {"write_gain": "scale"}, marks=SLOW),
+        pytest.param("uniform_power_law", "packed", {"order_per_head": True}, marks=SLOW),
         pytest.param("none", "rows", {"tie_word_embeddings": False}, marks=SLOW),
     ],
 )

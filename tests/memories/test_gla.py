@@ -63,3 +63,24 @@ def test_flash_linear_attention_agrees() -> None:
     tensors = [x.float().cuda() for x in problem(130, 1.0)]
     theirs, _ = chunk_gla(*tensors, scale=1.0)
     torch.testing.assert_close(gla_chunk(*tensors)[0], theirs.float(), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("normalizer", ["none", "decayed"])
+def test_gla_at_the_state_of_vort_is_the_same_on_a_gpu(normalizer: str) -> None:
+    pytest.importorskip("fla", reason="flash-linear-attention is not installed")
+    from vort.memories import GatedScalesMemory, MemoryInputs
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64, "num_scales": 12}
+    memory = GatedScalesMemory(**sizes, horizon=10_000, normalizer=normalizer)
+    q, k, v = torch.randn(3, 2, 200, 2, 64)
+    given = [torch.randn(2, 200, 64), q, k, v]
+    found = {}
+    for device in ("cpu", "cuda"):
+        leaves = [x.detach().to(device).requires_grad_() for x in given]
+        output = memory.to(device)(MemoryInputs(*leaves)).output
+        found[device] = [output, *torch.autograd.grad(output.square().sum(), leaves)]
+    for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
+        scale = ours.abs().max().item()
+        torch.testing.assert_close(theirs.cpu(), ours, atol=2e-2 * scale, rtol=2e-2)

@@ -16,12 +16,13 @@ from vort.fractional.gl import (
     gl_weights,
 )
 from vort.fractional.quadrature import laguerre_soe, legendre_soe, terms_needed
-from vort.fractional.soe import SumOfExponentials
+from vort.fractional.soe import SumOfExponentials, bank_memories
 
 __all__ = [
     "Certificate",
     "PowerLawBasis",
     "SumOfExponentials",
+    "bank_memories",
     "density",
     "fractional_sum",
     "fractional_sum_direct",

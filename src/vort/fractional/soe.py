@@ -1,5 +1,6 @@
-"""A sum of exponentials, and how far it is from the GL kernel of one order."""
+"""A sum of exponentials, how far it is from the GL kernel of one order, and its plain memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,3 +46,35 @@ class SumOfExponentials:
         exact = gl_weights(order, horizon).numpy()
         absolute = np.abs(self.kernel(np.arange(horizon + 1)) - exact)
         return absolute, absolute / exact
+
+    def states(self, values: ArrayLike) -> Array:
+        """M^(s)_t = λ_s M^(s)_{t-1} + c_s v_t after every token: `[T, S, V]` of values `[T, V]`.
+
+        Eq. aux-recurrence, the memory without keys. Summed over s it is M̂_t = Σ_i ŵ_{t-i} v_i.
+
+        >>> SumOfExponentials(np.zeros(1), np.ones(1)).states(np.ones((3, 1))).ravel().tolist()
+        [1.0, 2.0, 3.0]
+        """
+        tokens = np.asarray(values, dtype=np.float64)
+        decays = np.exp(-self.rates)[:, None]
+        found = np.empty((len(tokens), self.terms, tokens.shape[1]))
+        state = np.zeros(found.shape[1:])
+        for t, value in enumerate(tokens):
+            state = decays * state + self.weights[:, None] * value
+            found[t] = state
+        return found
+
+
+def bank_memories(
+    rules: Sequence[SumOfExponentials], chosen: ArrayLike, values: ArrayLike
+) -> Array:
+    """M^(k)_t after every token (eq. bank-update): `[T, K, V]` of values `[T, V]`.
+
+    Args:
+        rules: one for each bank, of the bank's order.
+        chosen: `[T]`, the bank 0 ... K - 1 that each token is written to; the others only age.
+        values: of the tokens.
+    """
+    tokens, banks = np.asarray(values, dtype=np.float64), np.asarray(chosen)[:, None]
+    parts = [rule.states(tokens * (banks == k)).sum(1) for k, rule in enumerate(rules)]
+    return np.stack(parts, 1)

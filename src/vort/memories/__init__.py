@@ -4,8 +4,8 @@ Each is a `Memory` (`forward`, `step`, `state_size`), builds itself from `LayerS
 its place in the same layer: `VortAttention(memory="mixture")`, `VortConfig(memory="mixture")`.
 """
 
-from vort.memories.exponential import ExponentialMemory
-from vort.memories.gla import GatedLinearMemory
+from vort.memories.exponential import ExponentialMemory, LinearMemory
+from vort.memories.gla import GatedLinearMemory, GatedScalesMemory
 from vort.memories.interface import Along, Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.mixture import MixtureMemory
 from vort.memories.none import NoMemory
@@ -22,8 +22,10 @@ __all__ = [
     "ExactPowerLawMemory",
     "ExponentialMemory",
     "GatedLinearMemory",
+    "GatedScalesMemory",
     "Gates",
     "LayerSettings",
+    "LinearMemory",
     "Memory",
     "MemoryInputs",
     "MemoryOutput",
@@ -46,6 +48,8 @@ MEMORIES: dict[str, type[Memory]] = {
     "uniform_power_law": UniformPowerLawMemory,
     "softmax": SoftmaxMemory,
     "gla": GatedLinearMemory,
+    "linear": LinearMemory,
+    "gla_scales": GatedScalesMemory,
     "none": NoMemory,
     "exact_power_law": ExactPowerLawMemory,
 }

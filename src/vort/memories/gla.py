@@ -4,9 +4,12 @@
 and i is Σ_d q_td k_id e^{B_td - B_id}. Splitting that exponent into e^{B_t} and e^{-B_i}
 overflows; here every exponent stays <= 0: between blocks both halves are taken relative to the
 start of the later block, and within a block of 16 the difference is formed before exp.
+
+Two memories have it: as its authors wrote it, and with VORT's state, feature map and gates.
 """
 
 import importlib.util
+import math
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,10 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.retention_memory import GateProjection, widen
+from vort.memories.retention_memory import (
+    EPS_SIGNED,
+    GateProjection,
+    Gates,
+    feature_maps,
+    widen,
+)
 from vort.memories.settings import LayerSettings
+from vort.ops.retention import DEFAULT_EPS
 
-__all__ = ["GatedLinearMemory", "gla_chunk", "gla_exact"]
+__all__ = ["GatedLinearMemory", "GatedScalesMemory", "gla_chunk", "gla_exact"]
 
 GATE_RANK = 16  # of the projection behind the gates
 GATE_POWER = 16.0  # how much slower than a sigmoid a gate forgets
@@ -48,8 +58,7 @@ class GatedLinearMemory(Memory):
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """Gated retrieval; see `Memory`."""
-        logits = widen(self.gate_out(self.gate_in(inputs.hidden_states)))
-        log_gate = nn.functional.logsigmoid(logits) / GATE_POWER
+        log_gate = _log_gates(self.gate_out(self.gate_in(inputs.hidden_states)))
         log_gate = log_gate.unflatten(-1, (self.num_heads, self.head_dim))
         padding, inputs = inputs.padding, inputs.with_all_heads()
         k = inputs.k
@@ -77,6 +86,121 @@ class GatedLinearMemory(Memory):
     def state_size(self, length: int = 0) -> int:
         """One matrix for each head."""
         return self.num_heads * self.head_dim**2
+
+
+class GatedScalesMemory(Memory):
+    """Gated linear attention with S states for each head, VORT's feature map and VORT's gates.
+
+    State s of a head is G_t = diag(a_ts) G_{t-1} + gate_t φ(k_t) v_tᵀ, and a query finds the sum of
+    read_ts φ(q_t) G_ts over the states, normalised like VORT's. VORT has none of the gates a_ts:
+    its rates are constants, and a token chooses once, by its order, how long it is kept. Here
+    every later token decides anew what all before it keep, feature by feature, and no token
+    chooses for itself.
+
+    Gates begin at constants: time scales evenly in the logarithm from 1 to the horizon over the
+    states, as a mixture's.
+
+    >>> memory = GatedScalesMemory(hidden_size=16, num_attention_heads=2, num_scales=3)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
+    >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape, memory.state_size()
+    (torch.Size([1, 5, 2, 8]), 432)
+    """
+
+    takes_parts: ClassVar[bool] = True
+
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        s = self.settings
+        if not s.include_self:
+            raise ValueError('include_self must be on for memory="gla_scales", got False')
+        if s.normalizer == "undecayed":
+            raise ValueError(
+                'normalizer must be "decayed" or "none" for memory="gla_scales", got "undecayed"'
+            )
+        self.num_scales = s.num_scales
+        self.key_map, self.query_map = feature_maps(s)
+        self.gates = Gates(s, self.num_scales)
+        self.gate_in = GateProjection(s.hidden_size, GATE_RANK, bias=False)
+        self.gate_out = DecayProjection(
+            self.num_heads, self.num_scales, self.key_map.output_dim, s.horizon
+        )
+
+    @property
+    def normalized(self) -> bool:
+        """Whether a column of ones stands beside the values, to divide by."""
+        return self.settings.normalizer == "decayed"
+
+    def forward(
+        self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
+    ) -> MemoryOutput:
+        """Gated retrieval from all states; see `Memory`."""
+        sizes = (self.num_heads, self.num_scales)
+        logits = self.gate_out(self.gate_in(inputs.hidden_states))
+        log_gate = _log_gates(logits).unflatten(-1, (sizes[0] * sizes[1], -1))
+        gate, read = self.gates(inputs.hidden_states)
+        padding, inputs = inputs.padding, inputs.with_all_heads()
+        query_map = self.key_map if self.query_map is None else self.query_map
+        q = query_map.map_query(inputs.q) if self.normalized else query_map(inputs.q)
+        k, v = self.key_map(inputs.k), inputs.v
+        if gate is not None:
+            k = (k * gate.unsqueeze(-1)).to(k.dtype)
+        if self.normalized:
+            v = F.pad(v, (0, 1), value=1.0)
+        if padding is not None:
+            # A gate of 1 and no key: padding leaves the state as it is.
+            real = padding.real[..., None, None]
+            log_gate, k = log_gate.masked_fill(~real, 0), k.masked_fill(~real, 0)
+        # A state is a head to the kernels: their outputs add up, as those of features do.
+        q, k, v = (x.unsqueeze(3).expand(*x.shape[:3], sizes[1], x.shape[-1]) for x in (q, k, v))
+        if read is not None:
+            q = (q * read.unsqueeze(-1)).to(k.dtype)
+        run = _fla_kernel(q) or gla_chunk
+        q, k, v = (x.flatten(2, 3).contiguous() for x in (q, k, v))
+        if inputs.part is not None:
+            state = inputs.part.gated_before(k, v, log_gate)
+        found, after = run(
+            q,
+            k,
+            v,
+            log_gate,
+            scale=1.0,
+            initial_state=None if state is None else state["G"],
+            output_final_state=output_state,
+            cu_seqlens=inputs.cu_seqlens,
+        )
+        output = widen(found).unflatten(2, sizes).sum(3)
+        if self.normalized:
+            eps = DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
+            output = output[..., :-1] / (output[..., -1:] + eps)
+        return MemoryOutput(output.to(inputs.v.dtype), None if after is None else {"G": after})
+
+    def state_size(self, length: int = 0) -> int:
+        """S matrices of features times values for each head, and what the normaliser needs."""
+        columns = self.head_dim + self.normalized
+        return self.num_heads * self.num_scales * self.key_map.output_dim * columns
+
+
+class DecayProjection(GateProjection):
+    """Logits of the gates of every head, state and feature, which begin at S time scales."""
+
+    def __init__(self, heads: int, scales: int, features: int, horizon: int) -> None:
+        # first: the constructor draws the weights
+        self.sizes, self.horizon = (heads, scales, features), horizon
+        super().__init__(GATE_RANK, heads * scales * features)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Small weights, and biases at which a state forgets at its rate, all features alike."""
+        nn.init.normal_(self.weight, std=0.02)
+        rates = torch.logspace(0, -math.log10(max(self.horizon, 2)), self.sizes[1])
+        # sigmoid(b)^(1/16) = e^-rate, with e^x - 1 in the one form that keeps small rates.
+        biases = -torch.log(torch.expm1(GATE_POWER * rates))
+        self.bias.view(self.sizes).copy_(biases[:, None].expand(self.sizes))
+
+
+def _log_gates(logits: Tensor) -> Tensor:
+    """log a = log sigmoid(logits) / 16, in float32 at least."""
+    return F.logsigmoid(widen(logits)) / GATE_POWER
 
 
 def _fla_kernel(q: Tensor) -> Any:

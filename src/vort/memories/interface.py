@@ -203,6 +203,15 @@ class Memory(nn.Module, ABC):
     def state_size(self, length: int = 0) -> int:
         """How many numbers are kept for one sequence after `length` tokens."""
 
+    def aged(self, state: State, steps: Tensor) -> State:
+        """The state after steps `[N]` more tokens in each row that write nothing.
+
+        Where decays are constants that is a factor for each scale, however many steps there are,
+        and states of several texts add up.
+        """
+        kind = type(self).__name__
+        raise TypeError(f"states age only by constant decays, and {kind} has none")
+
     def set_horizon(self, horizon: int) -> None:
         """Re-calibrate the kernels for lags up to `horizon`, where they are made for one."""
         kind = type(self).__name__

@@ -1,16 +1,26 @@
-"""Mixture-5: a few rates for each head, rates and weights learned."""
+"""Mixture-5 and its kin: a few rates for each head, rates and weights learned."""
 
 import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vort.memories.interface import MemoryInputs
-from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
+from vort.memories.retention_memory import (
+    GateProjection,
+    Gates,
+    RetentionMemory,
+    Routing,
+    widen,
+)
 from vort.memories.settings import LayerSettings
+from vort.memories.vort import fit_basis
 
 __all__ = ["MixtureMemory"]
+
+# A gain beyond e^15 would lose all other tokens to rounding, one below e^-15 itself.
+LARGEST_LOG_GAIN = 15.0
 
 
 class MixtureMemory(RetentionMemory):
@@ -18,6 +28,12 @@ class MixtureMemory(RetentionMemory):
 
     Each head has `num_scales` rates and weights of its own; the paper's baseline has 5. With read
     weights the query chooses among the rates, as it does in VORT: the rival to beat.
+
+    Its rates are learned, VORT's are not. VORT's tokens have an order each, and what they write to
+    a slow scale differs by it without a bound; a gate stops at 1. `write_gain="token"` gives tokens
+    of a mixture a gain without a bound, for all scales alike: what it has not is VORT's say of a
+    token over how long it is kept. `write_gain="scale"` has that too, as S free numbers for a token
+    where VORT has one order.
 
     >>> MixtureMemory(hidden_size=16, num_attention_heads=2, num_scales=5).log_rate.shape
     torch.Size([2, 5])
@@ -29,13 +45,29 @@ class MixtureMemory(RetentionMemory):
         self.log_rate = nn.Parameter(torch.empty(shape))
         self.log_weight = nn.Parameter(torch.empty(shape))
         self.gates = Gates(self.settings, self.num_scales)
+        # Starts near 1, like the gates near a constant.
+        self.gate_gain: GateProjection | None = None
+        if self.settings.write_gain != "none":
+            scales = self.num_scales if self.settings.write_gain == "scale" else 1
+            self.gate_gain = GateProjection(self.settings.hidden_size, self.num_heads * scales)
+            nn.init.normal_(self.gate_gain.weight, std=0.02)
+            nn.init.zeros_(self.gate_gain.bias)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Time scales evenly spaced in the logarithm from 1 to the horizon, weights alike."""
-        slowest = -math.log(max(self.settings.horizon, 2))
-        self.log_rate.copy_(torch.linspace(0, slowest, self.num_scales))
+        """Time scales evenly spaced in the logarithm from 1 to the horizon, weights alike.
+
+        Or, with rates_start="basis", those of VORT's basis.
+        """
+        s = self.settings
+        if s.rates_start == "basis":
+            rates = torch.from_numpy(fit_basis(s.horizon, s.num_scales, s.order_min).rates)
+            # The slowest of the basis is 0, which has no logarithm to learn.
+            self.log_rate.copy_(rates.clamp(min=0.01 / s.horizon).log())
+        else:
+            slowest = -math.log(max(s.horizon, 2))
+            self.log_rate.copy_(torch.linspace(0, slowest, self.num_scales))
         self.log_weight.zero_()
 
     @property
@@ -44,9 +76,17 @@ class MixtureMemory(RetentionMemory):
         return self.log_rate.shape[1]
 
     def route(self, inputs: MemoryInputs) -> Routing:
-        """Every token writes the learned weights, times its gate."""
+        """Every token writes the learned weights, times its gate and its gain."""
         gate, read = self.gates(inputs.hidden_states)
         write = widen(self.log_weight).exp().expand(*inputs.q.shape[:3], self.num_scales)
         if gate is not None:
             write = write * gate.unsqueeze(-1)
+        if self.gate_gain is not None:
+            write = write * self._gain(inputs.hidden_states, self.gate_gain)
         return Routing(write, -widen(self.log_rate).exp(), read, None)
+
+    def _gain(self, hidden_states: Tensor, projection: GateProjection) -> Tensor:
+        """`[B, T, H, 1 or S]`, positive."""
+        logits = widen(projection(hidden_states)).unflatten(-1, (self.num_heads, -1))
+        gain: Tensor = logits.clamp(-LARGEST_LOG_GAIN, LARGEST_LOG_GAIN).exp()
+        return gain

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 
@@ -29,3 +30,7 @@ class NoMemory(Memory):
     def state_size(self, length: int = 0) -> int:
         """Nothing."""
         return 0
+
+    def aged(self, state: State, steps: Tensor) -> State:
+        """Nothing is as old as ever."""
+        return state

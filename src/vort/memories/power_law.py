@@ -1,4 +1,4 @@
-"""One order that all tokens and heads share: its sum of exponentials, or its exact weights."""
+"""One order that all tokens share: its sum of exponentials, or its exact weights."""
 
 import math
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from vort.fractional.gl import gl_kernel
 from vort.memories.interface import MemoryInputs, MemoryOutput, State
 from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
 from vort.memories.settings import LayerSettings
-from vort.memories.vort import fit_basis
+from vort.memories.vort import fit_basis, starting_shares
 from vort.ops.retention import exact_retention_with_kernel
 
 __all__ = ["ExactPowerLawMemory", "UniformPowerLawMemory"]
@@ -21,7 +21,8 @@ START = 0.7  # the order of the paper's baseline
 class UniformPowerLawMemory(RetentionMemory):
     """A token's weight after j steps is w_j(order), with a single order that starts at 0.7.
 
-    It is learned; learn_rates=False gives the paper's fixed Power-Law.
+    It is learned; learn_rates=False gives the paper's fixed Power-Law. With `order_per_head` each
+    head learns an order, from where VORT's heads start: VORT, but for one order for all tokens.
 
     >>> memory = UniformPowerLawMemory(hidden_size=16, num_attention_heads=2, horizon=1000)
     >>> round(memory.order().item(), 3)
@@ -34,13 +35,18 @@ class UniformPowerLawMemory(RetentionMemory):
         if not s.order_min < START:
             raise ValueError(f"order_min must lie below the first order {START}, got {s.order_min}")
         self.basis = fit_basis(s.horizon, s.num_scales, s.order_min)
-        self.order_logit = nn.Parameter(torch.empty(1), requires_grad=s.learn_rates)
+        orders = self.num_heads if s.order_per_head else 1
+        self.order_logit = nn.Parameter(torch.empty(orders), requires_grad=s.learn_rates)
         self.gates = Gates(s, s.num_scales)
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """The order starts at 0.7."""
-        low = self.basis.order_min
+        """The order starts at 0.7; several start as `order_start` says, like VORT's."""
+        low, start = self.basis.order_min, self.settings.order_start
+        if self.settings.order_per_head and (self.num_heads > 1 or start is not None):
+            self.order_logit.copy_(torch.logit(starting_shares(self.num_heads, start)))
+            return
         nn.init.constant_(self.order_logit, math.log((START - low) / (1 - START)))
 
     @property
@@ -49,7 +55,7 @@ class UniformPowerLawMemory(RetentionMemory):
         return self.basis.terms
 
     def order(self) -> Tensor:
-        """The order, `[1]`."""
+        """The order, `[1]`, or `[H]`: one for each head."""
         low = self.basis.order_min
         return low + (1 - low) * torch.sigmoid(widen(self.order_logit))
 
@@ -83,6 +89,8 @@ class ExactPowerLawMemory(UniformPowerLawMemory):
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
+        if self.settings.order_per_head:
+            raise ValueError("order_per_head must be off: the exact kernel has one order for all")
         if self.settings.read_weights:
             raise ValueError("read_weights must be off: an exact kernel has no scales to weigh")
         if self.normalizer == "undecayed" and self.settings.write_gate:

@@ -14,7 +14,7 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
-__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "widen"]
+__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "feature_maps", "widen"]
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
 EPS_SIGNED = 1e-6
@@ -48,10 +48,7 @@ class RetentionMemory(Memory):
         super().__init__(settings, **options)
         self.normalizer = cast("Normalizer", self.settings.normalizer)
         self.include_self = self.settings.include_self
-        self.key_map = _feature_map(self.settings)
-        # A learned map is one for queries and one for keys; any other must be the same for both.
-        learned = any(True for _ in self.key_map.parameters())
-        self.query_map = _feature_map(self.settings) if learned else None
+        self.key_map, self.query_map = feature_maps(self.settings)
 
     @property
     @abstractmethod
@@ -114,6 +111,26 @@ class RetentionMemory(Memory):
         """S matrices of features times values for each head, and what the normaliser needs."""
         sums = {"decayed": self.num_scales, "undecayed": 1, "none": 0}[self.normalizer]
         return self.num_heads * self.key_map.output_dim * (self.num_scales * self.head_dim + sums)
+
+    def log_decay(self, device: torch.device) -> Tensor:
+        """Log of what each scale keeps in one step, `[S]` or `[H, S]`: it depends on no token."""
+        hidden = torch.zeros(1, 1, self.settings.hidden_size, device=device)
+        hidden = hidden.to(next((x.dtype for x in self.parameters()), hidden.dtype))
+        q = hidden.new_zeros(1, 1, self.num_heads, self.head_dim)
+        kv = hidden.new_zeros(1, 1, self.num_key_value_heads, self.head_dim)
+        return self.route(MemoryInputs(hidden, q, kv, kv)).log_decay
+
+    @torch.no_grad()
+    def aged(self, state: State, steps: Tensor) -> State:
+        """Every scale times what it keeps in so many steps; see `Memory`."""
+        G = state["G"]
+        rates = self.log_decay(G.device).double()
+        kept = (steps.to(G.device).double()[:, None, None] * torch.atleast_2d(rates)).exp()
+        found = {**state, "G": G * kept.to(G.dtype)[..., None, None]}
+        # One row for all scales: a normaliser that does not decay.
+        if "b" in state and self.normalizer == "decayed":
+            found["b"] = state["b"] * kept.to(state["b"].dtype)[..., None]
+        return found
 
     def _retrieve(
         self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool
@@ -230,6 +247,16 @@ class Gates(nn.Module):
 def widen(x: Tensor) -> Tensor:
     """At least float32: orders and weights in half precision would cost the kernel its shape."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def feature_maps(settings: LayerSettings) -> tuple[FeatureMap, FeatureMap | None]:
+    """The map of keys, and that of queries; None: the same.
+
+    A learned map is one for queries and one for keys; any other must be the same for both.
+    """
+    key_map = _feature_map(settings)
+    learned = any(True for _ in key_map.parameters())
+    return key_map, _feature_map(settings) if learned else None
 
 
 def _feature_map(settings: LayerSettings) -> FeatureMap:

@@ -48,19 +48,23 @@ class LayerSettings:
             attention.
         rope_theta: base of RoPE in local (and full) attention; None: no RoPE.
         memory: "vort", or a rival: "exponential", "mixture", "uniform_power_law",
-            "exact_power_law", "softmax", "gla", "none" (see `vort.memories.MEMORIES`).
+            "exact_power_law", "linear", "softmax", "gla", "gla_scales", "none" (see
+            `vort.memories.MEMORIES`).
         routing: "continuous" writes to one basis of rates that all orders share; "banks" writes to
             the nearest of `num_banks` fixed orders (eq. bank-update), straight-through in training.
         horizon: largest lag the kernels are made for; see `VortAttention.set_horizon`. Rates of
             "exponential" and "mixture" start spread up to it.
         num_scales: time scales of a memory, each with a state of its own: rates of the basis, of
-            each bank, or of memory="mixture". "exponential", "gla", "softmax" have none to choose.
+            each bank, of memory="mixture" or "gla_scales". "exponential", "linear", "gla" and
+            "softmax" have none to choose.
             `PowerLawBasis.fit(horizon, tolerance=...).terms` says how many an error takes.
         num_banks: banks (K of eq. bank-update), where routing="banks".
         order_min: lowest order.
         order_start: where the orders of all heads begin, as a share of [order_min, 1]. None: spread
             over the heads. Heads that begin apart take over short and long lags: text gains by it,
             but what must be found again at long lags is left to few heads (docs/model.md).
+        order_per_head: memory="uniform_power_law" has an order for each head, which starts where
+            VORT's heads do, instead of one for all.
         feature_map: "hedgehog", "favor", "elu", "relu", "taylor" or "identity". The default is a
             learned one; the paper's, "favor", has no parameters and tells fewer keys apart
             (docs/results.md).
@@ -70,6 +74,8 @@ class LayerSettings:
         use_entropy: the router sees the entropy of every head's local attention (eq. routing).
         use_entity: the router sees the entity indicator (eq. routing).
         write_gate: tokens scale all that they write by a learned gate in (0, 1).
+        write_gain: memory="mixture" has tokens scale what they write by a learned positive gain
+            besides: "token", a gain for each head; "scale", one for each head and scale; "none".
         read_weights: queries weigh the time scales.
         conv_size: positions of the short convolution on q, k, v; 0: none.
         qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
@@ -79,6 +85,8 @@ class LayerSettings:
         learn_rates: whether "exponential" learns its rates and "uniform_power_law" its order.
         exponential_rate: where the rates of memory="exponential" start; spread over the time
             scales up to the horizon by default.
+        rates_start: where the rates of memory="mixture" start: "even", in the logarithm from 1 to
+            the horizon, or "basis", at the rates that VORT has.
         softmax_cache_size: tokens that memory="softmax" keeps, the last ones; None: all.
         softmax_heavy_hitters: tokens that it keeps at inference by H2O's policy; None: all.
         attention_bias: biases in the projections.
@@ -101,6 +109,7 @@ class LayerSettings:
     num_banks: int = 10
     order_min: float | int = 0.05
     order_start: float | int | None = None
+    order_per_head: bool = False
     feature_map: str = "hedgehog"
     num_features: int | None = None
     normalizer: str = "decayed"
@@ -108,6 +117,7 @@ class LayerSettings:
     use_entropy: bool = True
     use_entity: bool = False
     write_gate: bool = True
+    write_gain: str = "none"
     read_weights: bool = True
     conv_size: int = 4
     qk_norm: bool = True
@@ -115,6 +125,7 @@ class LayerSettings:
     output_gate: bool = False
     learn_rates: bool = True
     exponential_rate: float | int | None = None
+    rates_start: str = "even"
     softmax_cache_size: int | None = None
     softmax_heavy_hitters: int | None = None
     attention_bias: bool = False
@@ -137,6 +148,8 @@ class LayerSettings:
         check_choice("routing", self.routing, ("continuous", "banks"))
         check_choice("feature_map", self.feature_map, FEATURE_MAPS)
         check_choice("normalizer", self.normalizer, NORMALIZERS)
+        check_choice("write_gain", self.write_gain, ("none", "token", "scale"))
+        check_choice("rates_start", self.rates_start, ("even", "basis"))
         self._check_sizes()
         if self.order_start is not None and not 0 < self.order_start < 1:
             raise ValueError(f"order_start must lie in (0, 1), or be None, got {self.order_start}")

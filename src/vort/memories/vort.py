@@ -22,7 +22,7 @@ from vort.ops.linear import is_plain, is_watched, products
 from vort.ops.retention import paper_banks, shared_basis
 from vort.ops.retention.routing import nearest_bank
 
-__all__ = ["OrderProjection", "Router", "VortMemory", "fit_basis"]
+__all__ = ["OrderProjection", "Router", "VortMemory", "fit_basis", "starting_shares"]
 
 
 class VortMemory(RetentionMemory):
@@ -272,13 +272,20 @@ class OrderProjection(nn.Linear):
     def reset_parameters(self) -> None:
         """Small weights, and biases at the logits of the starting shares of [order_min, 1]."""
         nn.init.normal_(self.weight, std=0.02)
-        heads = self.out_features
-        # From a quick memory to a nearly lossless one; a head alone starts at the paper's 0.7.
-        shares = torch.linspace(0.25, 0.95, heads) if heads > 1 else torch.tensor([0.7])
-        if self.start is not None:
-            shares = torch.full((heads,), self.start)
         with torch.no_grad():
-            self.bias.copy_(torch.logit(shares))
+            self.bias.copy_(torch.logit(starting_shares(self.out_features, self.start)))
+
+
+def starting_shares(heads: int, start: float | None) -> Tensor:
+    """`[H]`: where the orders of heads begin, as shares of [order_min, 1]; see `order_start`.
+
+    >>> starting_shares(3, None)
+    tensor([0.2500, 0.6000, 0.9500])
+    """
+    if start is not None:
+        return torch.full((heads,), start)
+    # From a quick memory to a nearly lossless one; a head alone starts at the paper's 0.7.
+    return torch.linspace(0.25, 0.95, heads) if heads > 1 else torch.tensor([0.7])
 
 
 # What a router's projections may be, and have biases, to be fused.

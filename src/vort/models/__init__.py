@@ -8,9 +8,11 @@ from vort.models.configuration_vort import VortConfig
 from vort.models.modeling_vort import VortForCausalLM, VortModel
 from vort.models.session import VortSession
 from vort.models.tokenization_vort import ByteTokenizer
+from vort.models.training import RecordedStep
 
 __all__ = [
     "ByteTokenizer",
+    "RecordedStep",
     "VortCache",
     "VortConfig",
     "VortForCausalLM",

@@ -5,6 +5,7 @@ of a batch have seen equally many positions. Here padding counts for nothing, so
 own count, and the state is a handful of tensors of several shapes: hence a cache of our own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -106,6 +107,27 @@ class VortCache(LayerStates, Cache):
                 "a VortCache cannot be cropped: copy it (copy.deepcopy) before the tokens that "
                 "may have to be taken back"
             )
+
+    def aged(self, steps: int | Tensor, model: Any) -> "VortCache":
+        """A copy whose memory is `steps` tokens older; see `vort.models.merging`."""
+        from vort.models.merging import aged
+
+        return aged(model, self, steps)
+
+    @staticmethod
+    def merged(
+        caches: "Sequence[VortCache]", model: Any, ages: Sequence[int | Tensor] | None = None
+    ) -> "VortCache":
+        """One memory of several texts read apart; see `vort.models.merging`."""
+        from vort.models.merging import merged
+
+        return merged(model, caches, ages)
+
+    def without(self, other: "VortCache", model: Any, ago: int | Tensor = 0) -> "VortCache":
+        """A copy whose memory has lost a text; see `vort.models.merging`."""
+        from vort.models.merging import without
+
+        return without(model, self, other, ago)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns seen so far, padding included."""

@@ -79,7 +79,8 @@ class VortSession:
     def logits(self) -> Tensor:
         """What the model expects next: `[vocab_size]`, float32, on the CPU."""
         if self._logits is None:
-            raise ValueError("nothing has been fed yet: call feed(prompt) first")
+            when = "since its memory was changed" if self.tokens_seen else "yet"
+            raise ValueError(f"nothing has been fed {when}: call feed(prompt) first")
         return self._logits
 
     @property
@@ -155,6 +156,53 @@ class VortSession:
         other._cache = self._cache.copy().change(torch.clone)
         return other
 
+    def aged(self, steps: int) -> "VortSession":
+        """A branch whose memory is `steps` tokens older, as if these had written nothing.
+
+        What comes next is known again once something was fed.
+        """
+        return self._with_memory(self._cache.aged(steps, self.model), self.tokens_seen)
+
+    @staticmethod
+    def merged(
+        sessions: "Sequence[VortSession]", ages: Sequence[int] | None = None
+    ) -> "VortSession":
+        """One session with the memories of several, which read their texts apart.
+
+        In one layer it is the memory of having read them in a row, but for the first tokens of
+        each text; in deeper models an approximation to it (`vort.models.merging`). Window,
+        tokenizer and random numbers are the last one's.
+
+        Args:
+            sessions: of one model, the nearest text last.
+            ages: how many tokens ago each text ended; by default as if read in a row.
+        """
+        if not sessions:
+            raise ValueError("merged needs at least one session, got none")
+        last = sessions[-1]
+        if any(session.model is not last.model for session in sessions):
+            raise ValueError("sessions must be of one model to be merged")
+        memory = VortCache.merged([session._cache for session in sessions], last.model, ages)
+        return last._with_memory(memory, sum(session.tokens_seen for session in sessions))
+
+    def without(self, other: "VortSession", ago: int = 0) -> "VortSession":
+        """A branch whose memory has lost a text that was merged into it.
+
+        Args:
+            other: the session that read this text alone.
+            ago: how many tokens have been read since the text ended.
+        """
+        if other.model is not self.model:
+            raise ValueError("sessions must be of one model to be taken from each other")
+        memory = self._cache.without(other._cache, self.model, ago)
+        return self._with_memory(memory, max(0, self.tokens_seen - other.tokens_seen))
+
+    def _with_memory(self, memory: VortCache, tokens_seen: int) -> "VortSession":
+        other = self.branch()
+        other._cache, other._logits = memory.change(torch.clone), None
+        other.tokens_seen = tokens_seen
+        return other
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the session to one safetensors file, whole or not at all."""
         tensors = {"generator": self._generator.get_state()}
@@ -169,6 +217,8 @@ class VortSession:
             "weights": _weights_digest(self.model),
             "tokens_seen": self.tokens_seen,
             "chunk_size": self.chunk_size,
+            # A memory that was merged or aged knows what comes next once something was fed.
+            "knows_next": self._logits is not None,
         }
         write_state(Path(path), tensors, about)
 
@@ -398,7 +448,8 @@ def _check_contents(
     wanted = {"generator": torch.Generator().get_state()}
     if about["tokens_seen"] > 0:
         wanted |= _states_of_a_token(model)
-        wanted["logits"] = torch.empty(model.config.vocab_size)
+        if about.get("knows_next", True) is True:
+            wanted["logits"] = torch.empty(model.config.vocab_size)
     if odd := sorted(wanted.keys() ^ tensors.keys()):
         what = "is missing" if odd[0] in wanted else "has no place in it"
         refuse(f"{odd[0]} {what}")

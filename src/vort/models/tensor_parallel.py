@@ -31,10 +31,12 @@ _GATES = ("gates.write", "gates.read")
 _MEMORIES: dict[str, tuple[str, ...]] = {
     "vort": ("router.order", *(f"router.{name}" for name in _GATES)),
     "exponential": ("log_rate", *_GATES),
-    "mixture": ("log_rate", "log_weight", *_GATES),
+    "linear": _GATES,
+    "mixture": ("log_rate", "log_weight", "gate_gain", *_GATES),
     "uniform_power_law": _GATES,
     "exact_power_law": _GATES,
     "gla": ("gate_out",),
+    "gla_scales": ("gate_out", *_GATES),
     "softmax": (),
     "none": (),
 }
@@ -42,6 +44,7 @@ _SHARED = {
     "uniform_power_law": ("order_logit",),
     "exact_power_law": ("order_logit",),
     "gla": ("gate_in",),
+    "gla_scales": ("gate_in",),
 }
 
 
@@ -60,8 +63,9 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
     mlp = {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
     if memory not in _MEMORIES:
         return mlp
-    several = s.num_scales > 1 and memory != "exponential"
+    several = s.num_scales > 1 and memory not in ("exponential", "linear")
     absent = {
+        "gate_gain": s.write_gain == "none",
         "gates.write": not s.write_gate,
         "gates.read": not (s.read_weights and (several or s.routing == "banks")),
     }
@@ -71,6 +75,9 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
     if s.feature_map == "hedgehog" and memory not in ("gla", "softmax", "none"):
         own += ["memory.key_map", "memory.query_map"]
     shared = [f"memory.{name}" for name in _SHARED.get(memory, ())]
+    if memory == "uniform_power_law" and s.order_per_head:
+        own += shared
+        shared = []
     shared += ["q_norm", "k_norm"] * s.qk_norm + ["norm"] * s.output_norm
     shared += ["convolution"] * bool(s.conv_size)
     plan = {_ATTENTION: LAYER, f"{_ATTENTION}.o_proj": COLUMNS}

@@ -13,6 +13,7 @@ from vort.lab.experiments.measures import orders_by_kind
 from vort.lab.experiments.models import build_model
 from vort.lab.tasks import MQAR, Books, LabelCopy, make_task
 from vort.lab.training import TrainingConfig, evaluate
+from vort.plasticity import memory_features, record_memories
 
 CONFIG = TrainingConfig(steps=1, batch_size=4, precision="float32")
 
@@ -52,6 +53,46 @@ def test_reads_are_shares_of_the_scales_for_every_kind_of_query() -> None:
     assert set(layer["kinds"]) == {"lag <=4", "lag 4-16", "lag >16", "first", "filler"}
     for kind in layer["kinds"].values():
         assert sum(kind["shares"][0]) == pytest.approx(1, abs=1e-5)
+
+
+def test_levels_are_what_every_pair_of_positions_adds_up_to() -> None:
+    """Shares by order of what is retrieved, against p_it written out pair by pair."""
+    model, task = made(num_attention_heads=2)
+    (layer,) = reads(model, task, CONFIG, sequences=3)["layers"]
+    batch = task.batch("test", range(3))
+    with torch.no_grad(), record_memories(model) as found:
+        model.model(batch["input_ids"], use_cache=False)
+    memory, inputs = found[0]
+    with torch.no_grad():
+        routing, (q, k) = memory.route(inputs), memory_features(memory, inputs)
+    age = torch.arange(task.length)[:, None] - torch.arange(task.length)
+    kept = torch.exp(routing.log_decay * age.clamp_min(0)[..., None])
+    weights = torch.einsum("bths,tis,bihs->bhti", routing.read, kept, routing.write)
+    weights = weights * torch.einsum("bthk,bihk->bhti", q, k) * (age > 0)
+    shares = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
+    level = (routing.order * 10).long().clamp(max=9)
+    members = {**task.kinds(batch), "lag >16": (batch["sources"] >= 0) & (batch["buckets"] == 2)}
+    for name in ("filler", "first", "lag >16"):
+        for head in range(2):
+            by_level = [
+                (shares[:, head] * (level[:, None, :, head] == number)).sum(-1)
+                for number in range(10)
+            ]
+            # The first token retrieves nothing and does not count.
+            chosen = members[name].clone()
+            chosen[:, 0] = False
+            expected = torch.stack(by_level, -1)[chosen].mean(0)
+            measured = torch.tensor(layer["kinds"][name]["levels"][head])
+            assert torch.allclose(measured, expected, atol=1e-5)
+            assert float(measured.sum()) == pytest.approx(1, abs=1e-5)
+    assert torch.tensor(layer["written"]).sum(-1).tolist() == pytest.approx([1, 1])
+
+
+def test_features_that_may_be_negative_have_no_levels() -> None:
+    model, task = made(feature_map="identity")
+    (layer,) = reads(model, task, CONFIG, sequences=2)["layers"]
+    assert "written" not in layer
+    assert all("levels" not in kind for kind in layer["kinds"].values())
 
 
 def test_without_gates_every_token_is_written_and_all_scales_are_read_alike() -> None:

@@ -1,5 +1,7 @@
 """Measurements on trained models agree with plain evaluation."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.lab.experiments.tiny import tiny
@@ -26,6 +28,23 @@ def test_fine_classes_add_up_to_the_buckets() -> None:
             assert found["test"][name][key] == pytest.approx(value, rel=1e-6)
 
 
+def test_answers_of_every_sequence_add_up_to_the_buckets() -> None:
+    model, task, config = made()
+    found = by_lag(model, task, config)
+    assert list(found["sequences"]) == list(task.bucket_names)
+    asked_of_each = [0] * 8
+    for name, words in found["sequences"].items():
+        right, asked = zip(*(map(int, word.split("/")) for word in words.split()), strict=True)
+        assert len(asked) == 8
+        assert sum(asked) == found["test"][name]["count"]
+        assert sum(right) == pytest.approx(found["test"][name]["accuracy"] * sum(asked))
+        asked_of_each = [a + b for a, b in zip(asked_of_each, asked, strict=True)]
+    assert asked_of_each == [4] * 8
+    # Batches of another size have the same sequences in the same order.
+    other = by_lag(model, task, replace(config, evaluation_batch_size=3))
+    assert other["sequences"] == found["sequences"]
+
+
 @pytest.mark.parametrize("length", [10, 1000, 10_000])
 def test_bounds_of_the_task_are_among_the_fine_ones(length: int) -> None:
     bounds = fine_bounds(length, (3, 7))
@@ -39,6 +58,12 @@ def test_h2o_with_room_for_all_scores_as_full_attention() -> None:
     full = by_lag(model, task, config)
     kept = heavy_hitters(model, task, config, state_numbers=10**6, sequences=8)
     assert kept["test"]["all"]["bits"] == pytest.approx(full["test"]["all"]["bits"], rel=1e-4)
+    # Asked as much as every other model, unless it is told otherwise.
+    assert kept["test"]["all"]["count"] == full["test"]["all"]["count"]
+    model, task, config = made("softmax")
+    assert (
+        heavy_hitters(model, task, config, state_numbers=10**6)["sequences"] == (full["sequences"])
+    )
     model, task, config = made("softmax")
     small = heavy_hitters(model, task, config, state_numbers=500, sequences=8)
     assert small["state_numbers"] <= 500

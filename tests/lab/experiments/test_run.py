@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.experiments.tiny import tiny
+from tests.lab.experiments.tiny import TASK, TRAINING, tiny
 from vort.lab.experiments.cell import RunFolder
-from vort.lab.experiments.run import run_cells
+from vort.lab.experiments.run import data_workers, run_as_they_come, run_cells
+from vort.lab.experiments.search import EARLIER
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +62,64 @@ def test_a_record_says_all_that_a_table_needs(tmp_path: Path) -> None:
     assert record["searched"] is False
     assert set(record["orders"]["layers"][0]) == {"first", "again", "filler"}
     assert not list((tmp_path / "pilot" / "checkpoints").iterdir())
+
+
+def test_side_by_side_no_more_processes_draw_data_than_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for cores, cells, expected in ((16, 5, 2), (16, 6, 1), (2, 2, 0), (64, 4, 3)):
+        monkeypatch.setattr("vort.lab.experiments.run._cores", cores // cells)
+        assert data_workers(3) == expected
+        assert cells * (expected + 1) <= cores
+
+
+def test_work_that_appears_on_the_way_is_done_and_what_does_not_fit_is_left(
+    tmp_path: Path,
+) -> None:
+    waiting = [tiny(seed=0)]
+    folder = RunFolder(tmp_path)
+    seen = []
+    for outcome in run_as_they_come(lambda: waiting.pop() if waiting else None, folder):
+        seen.append(outcome.cell.seed)
+        if outcome.cell.seed < 2:
+            waiting.append(tiny(seed=outcome.cell.seed + 1))
+    assert seen == [0, 1, 2]
+    cells = [tiny(seed=seed) for seed in range(3, 6)]
+    done = run_cells(cells, folder, fits=lambda cell: cell.seed != 4)
+    assert [outcome.cell.seed for outcome in done] == [3, 5]
+    assert not folder.finished(cells[1])
+
+
+def test_a_training_that_broke_down_is_told_from_other_errors(tmp_path: Path) -> None:
+    broken = tiny(training={**TRAINING, "learning_rate": 1e30, "log_every": 1, "clip_norm": None})
+    (outcome,) = run_cells([broken], RunFolder(tmp_path))
+    assert outcome.broke_down
+    (other,) = run_cells([tiny(config={"hidden_size": "wide"})], RunFolder(tmp_path))
+    assert other.error
+    assert not other.broke_down
+
+
+def test_a_record_says_which_commit_it_is_of_and_which_search(tmp_path: Path) -> None:
+    list(run_cells([tiny(search="pilot/vort")], RunFolder(tmp_path)))
+    record = RunFolder(tmp_path).read(tiny())
+    assert record is not None
+    names = {"command", "commit", "dirty", "code", "device", "torch", "vort", "python"}
+    assert names <= set(record["made_by"])
+    assert (record["searched"], record["searched_in"]) == ("pilot/vort", EARLIER)
+
+
+def test_a_seed_is_that_of_the_weights_and_of_the_data(tmp_path: Path) -> None:
+    # Endless data come in one order: with the data's seed the same, weights alone can differ.
+    task = {**TASK, "train_sequences": None}
+    cells = [tiny(seed=a, task={**task, "seed": b}) for a, b in ((0, 0), (1, 0), (0, 1))]
+    first = []
+    for number, cell in enumerate(cells):
+        folder = RunFolder(tmp_path / str(number))
+        list(run_cells([cell], folder))
+        record = folder.read(cell)
+        assert record is not None
+        first.append(record["history"][0]["loss"])
+    assert len(set(first)) == 3
 
 
 SCRIPT = """

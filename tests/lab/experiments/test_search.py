@@ -1,87 +1,370 @@
-"""The search for learning rates: fair, on validation data, and nobody takes another's."""
+"""The search for settings: fair, in stages, on validation data, and nobody takes another's."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from math import log
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.lab.experiments.tiny import CONFIG, TASK
+from tests.lab.experiments.tiny import CONFIG, TASK, tiny
 from vort.lab.experiments import EXPERIMENTS
-from vort.lab.experiments.cell import SIZES, RunFolder, Size
+from vort.lab.experiments import search as search_module
+from vort.lab.experiments.cell import SIZES, Cell, RunFolder, Size
+from vort.lab.experiments.models import MODELS
 from vort.lab.experiments.recall import recall_cell, recall_table
-from vort.lab.experiments.run import run_cells
-from vort.lab.experiments.search import SEED, best_of, search_cells, searched, trials
+from vort.lab.experiments.run import Pace, run_cells
+from vort.lab.experiments.search import (
+    EARLIER,
+    FILE,
+    PLANNED,
+    RATES,
+    SEED,
+    RowSearch,
+    append,
+    chosen_in,
+    collect,
+    known_scores,
+    line_of,
+    model_settings,
+    read_lines,
+    row_searches,
+    searched,
+)
 
 PILOT = EXPERIMENTS["pilot"]
+Bits = Callable[[Cell], float | None]
+
+
+def of_row(row: str, size: Size = "paper") -> RowSearch:
+    (found,) = row_searches(PILOT, size, [row])
+    return found
+
+
+def walk(search: RowSearch, bits: Bits) -> list[Cell]:
+    """All trials of a search, in the order they come, when each comes to what `bits` says."""
+    scores: dict[str, float | None] = {}
+    done: list[Cell] = []
+    while following := search.next(scores):
+        done += following
+        scores |= {cell.fingerprint: bits(cell) for cell in following}
+        assert len(done) < 100
+    assert search.finished(scores) == len(done) == len(scores)
+    assert search.stage(scores) == 0
+    return done
+
+
+def rate(cell: Cell) -> float:
+    value: float = cell.training["learning_rate"]
+    return value
+
+
+def of_stage(cells: list[Cell], stage: int) -> list[Cell]:
+    return [cell for cell in cells if cell.tags["stage"] == stage]
+
+
+def test_rates_lie_evenly_between_the_two_ends() -> None:
+    assert (len(RATES), RATES[0], RATES[-1]) == (7, 3e-4, 1e-2)
+    steps = [high / low for low, high in pairwise(RATES)]
+    assert max(steps) / min(steps) < 1.05
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_model_gets_the_same_number_of_trials_of_the_same_length(size: Size) -> None:
-    cells = search_cells(PILOT, size, share=0.1)
-    by_model: dict[str, list[Any]] = {}
-    for cell in cells:
-        by_model.setdefault(cell.model, []).append(cell)
-    assert len({len(members) for members in by_model.values()}) == 1
-    assert len({cell.training["steps"] for cell in cells}) == 1
-    assert {cell.seed for cell in cells} == {SEED}
-    assert {cell.training["test_sequences"] for cell in cells} == {0}
-    rates = {cell.config["exponential_rate"] for cell in by_model["exponential"]}
-    assert len(rates) >= 3
+def test_every_row_gets_the_same_number_of_trials_of_the_same_lengths(size: Size) -> None:
+    budgets = set()
+    for search in row_searches(PILOT, size):
+        full = search.cell.training["steps"]
+        # The best is in the middle of every range: nothing lies beyond an edge.
+        cells = walk(search, from_the_middle)
+        shares = (round(full / 16), round(full / 4), full)
+        assert [c.training["steps"] for c in cells] == [
+            shares[c.tags["stage"] - 1] for c in cells
+        ], search.row
+        budgets.add(tuple(len(of_stage(cells, stage)) for stage in (1, 2, 3)))
+        assert {cell.seed for cell in cells} == {cell.task["seed"] for cell in cells} == {SEED}
+        assert {cell.training["test_sequences"] for cell in cells} == {0}
+        assert not any(cell.after for cell in cells)
+    assert budgets == {PLANNED} == {(7, 3, 2)}
 
 
-def test_the_best_trial_wins_on_validation_bits(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    cells = search_cells(PILOT, "laptop", ["vort"])
-    for number, cell in enumerate(cells[:-1]):  # the last one broke down
-        bits = {"all": {"bits": abs(number - 2.0)}}
-        folder.write(cell, {"validation": bits, "steps": 3})
-    found = best_of(PILOT, cells, folder)["vort"]
-    assert found["best"] == trials(PILOT, cells[0])[2]
-    assert found["trials"][-1]["bits"] is None
-    assert not found["at_edge"]
+def from_the_middle(cell: Cell) -> float:
+    """Bits that are lowest amid all ranges, and rise with the distance in the logarithm."""
+    found = abs(log(rate(cell) / RATES[3]))
+    if cell.config.get("memory") == "exponential":
+        values = sorted(1 / (share * cell.task["length"]) for share in PILOT.decays[cell.size])
+        found += abs(log(cell.config["exponential_rate"] / values[1]))
+    if cell.config.get("memory") == "mixture":
+        found += abs(log(cell.config["horizon"] / (0.3 * cell.task["length"])))
+    return found
+
+
+def test_no_seed_of_a_table_is_the_searchs() -> None:
+    for experiment in EXPERIMENTS.values():
+        for size in SIZES:
+            for cell in experiment.cells(size, Path("somewhere")):
+                assert cell.seed < SEED
+                assert cell.task.get("seed", 0) < SEED
+
+
+def test_decays_are_searched_within_the_same_budget() -> None:
+    exponential = of_stage(walk(of_row("exponential"), lambda cell: rate(cell)), 1)[:7]
+    decays = [cell.config["exponential_rate"] for cell in exponential]
+    assert {1 / (share * 10_000) for share in PILOT.decays["paper"]} == set(decays)
+    mixture = of_stage(walk(of_row("mixture"), lambda cell: rate(cell)), 1)[:7]
+    assert {cell.config["horizon"] for cell in mixture} == {1000, 3000, 10_000, 30_000}
+    assert len({rate(cell) for cell in mixture}) >= 4
+    # Those that came second were tried at the best rate of the first.
+    assert {rate(cell) for cell in mixture[4:]} == {min(map(rate, mixture[:4]))}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), row=st.sampled_from(["vort", "mixture", "exponential"]))
+def test_each_stage_goes_on_with_the_best_of_the_one_before(data: Any, row: str) -> None:
+    scores: dict[str, float] = {}
+
+    def bits(cell: Cell) -> float:
+        return scores.setdefault(cell.fingerprint, data.draw(st.floats(0, 4)) + 1e-6 * len(scores))
+
+    search = of_row(row)
+    cells = walk(search, bits)
+
+    def settings_of(cell: Cell) -> str:
+        return str(cell.tags["trial"])
+
+    for stage, kept in ((1, 3), (2, 2)):
+        before = sorted(of_stage(cells, stage), key=bits)
+        after = of_stage(cells, stage + 1)
+        planned = [cell for cell in after if not cell.search]
+        assert [settings_of(c) for c in planned] == [settings_of(c) for c in before[:kept]]
+    for stage in (1, 2, 3):
+        members = of_stage(cells, stage)
+        beyond = [cell for cell in members if cell.search]
+        assert len(members) == PLANNED[stage - 1] + len(beyond)
+        # An edge was the best when a trial beyond it was made, and is no longer at the end.
+        best = min(members, key=bits)
+        upto = [rate(c) for c in cells if c.tags["stage"] <= stage]
+        if len(beyond) < 5:
+            assert min(upto) < rate(best) < max(upto)
+    lines = [{**line(cell), "score": bits(cell)} for cell in cells]
+    winner = min(of_stage(cells, 3), key=bits)
+    assert searched(f"pilot/{row}", "paper", lines) == line(winner)["settings"]
+
+
+def line(cell: Cell, **changes: Any) -> dict[str, Any]:
+    """A trial as it stands in the file, but for its score."""
+    words = (word.partition("=") for word in cell.tags["trial"].split(" "))
+    return {
+        "size": cell.size,
+        "experiment": cell.experiment,
+        "row": cell.model,
+        "stage": cell.tags["stage"],
+        "settings": {name: json.loads(value) for name, _, value in words},
+        "fingerprint": cell.fingerprint,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("low", [True, False])
+def test_a_row_that_is_best_at_an_edge_is_searched_further(low: bool) -> None:
+    best = 1e-4 if low else 0.05
+
+    def bits(cell: Cell) -> float:
+        return abs(log(rate(cell) / best))
+
+    cells = walk(of_row("vort"), bits)
+    found = [rate(cell) for cell in of_stage(cells, 1)]
+    assert len(found) > len(RATES)
+    edge = RATES[0] if low else RATES[-1]
+    further = found[len(RATES) :]
+    expected = [edge * (1.794 ** (-n if low else n)) for n in range(1, len(further) + 1)]
+    assert further == pytest.approx(expected, rel=0.05)
+    # It stops one value past the best.
+    assert sorted(found, key=lambda r: abs(r - best))[0] not in (min(found), max(found))
+    numbers = [cell.search for cell in of_stage(cells, 1) if cell.search]
+    assert numbers == [f"beyond the edge, {n}" for n in range(1, len(further) + 1)]
+
+
+def test_a_decay_at_its_edge_is_searched_further_too() -> None:
+    cells = walk(of_row("exponential"), lambda cell: cell.config["exponential_rate"])
+    rates = sorted({cell.config["exponential_rate"] for cell in of_stage(cells, 1)})
+    assert rates[0] < 1 / (max(PILOT.decays["paper"]) * 10_000)
+
+
+def test_bits_that_fall_for_ever_end_the_search_all_the_same() -> None:
+    cells = walk(of_row("vort"), lambda cell: rate(cell))
+    assert len(of_stage(cells, 1)) == len(RATES) + 5
+
+
+def test_a_trial_that_broke_down_cannot_win_and_one_that_did_not_end_is_done() -> None:
+    cells = walk(of_row("vort"), lambda cell: None if rate(cell) > 1e-3 else 1 / rate(cell))
+    assert max(map(rate, of_stage(cells, 2))) < 1e-3
+    assert walk(of_row("vort"), lambda cell: None) == of_row("vort").next({})
+    search = of_row("vort")
+    first = search.next({})
+    scores = {cell.fingerprint: rate(cell) for cell in first[:-1]}
+    assert search.next(scores) == first[-1:]
+
+
+@pytest.mark.parametrize(
+    ("row", "decay"),
+    [("exponential", {"exponential_rate": 0.5}), ("mixture", {"horizon": 77}), ("vort", {})],
+)
+def test_a_search_asks_the_same_whatever_an_earlier_one_has_found(
+    row: str, decay: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = walk(of_row(row), lambda cell: rate(cell))
+    found = {"learning_rate": 0.123, **decay}
+    monkeypatch.setattr("vort.lab.experiments.recall.searched", lambda search, size: dict(found))
+    assert of_row(row).cell.training["learning_rate"] == 0.123
+    after = walk(of_row(row), lambda cell: rate(cell))
+    assert [cell.fingerprint for cell in after] == [cell.fingerprint for cell in before]
+
+
+def test_the_deepest_stage_decides_and_within_it_the_lowest_bits() -> None:
+    def at(stage: int | None, learning_rate: float, score: float | None, of: str = "a") -> Any:
+        place = {"size": "paper", "experiment": "pilot", "row": "vort", "of": of}
+        what = {"stage": stage, "settings": {"learning_rate": learning_rate}, "score": score}
+        return {**place, **what, **({"search": EARLIER} if stage is None else {})}
+
+    early = [at(None, 1.0, 0.5), at(None, 2.0, 0.1)]
+    lines = [*early, at(1, 3.0, 0.01)]
+    assert searched("pilot/vort", "paper", early) == {"learning_rate": 2.0}
+    assert chosen_in("pilot/vort", "paper", early) == EARLIER
+    assert searched("pilot/vort", "paper", lines) == {"learning_rate": 3.0}
+    lines += [at(3, 4.0, 0.3), at(3, 5.0, 0.2), at(3, 6.0, None), at(2, 7.0, 0.01)]
+    assert searched("pilot/vort", "paper", lines) == {"learning_rate": 5.0}
+    assert chosen_in("pilot/vort", "paper", lines) == "stage 3"
+    # Nobody takes another's: not of another row, table or size.
+    for name in ("pilot/vort_paper", "label_copy/vort", "books/vort"):
+        assert searched(name, "paper", lines) is None
+    assert searched("pilot/vort", "laptop", lines) is None
+    # A row that was defined anew counts as it was defined last.
+    lines.append(at(1, 8.0, 3.0, of="b"))
+    assert searched("pilot/vort", "paper", lines) == {"learning_rate": 8.0}
+
+
+def test_what_was_given_up_is_kept_and_never_taken() -> None:
+    lines = read_lines()
+    given_up = [line for line in lines if line.get("search") == f"{EARLIER}, given up"]
+    assert given_up
+    assert all(searched(f"{x['experiment']}/{x['row']}", x["size"], [x]) is None for x in given_up)
+
+
+def test_the_file_of_trials_is_whole_and_says_what_each_was() -> None:
+    lines = read_lines()
+    assert len(lines) >= 238
+    for each in lines:
+        assert {"size", "experiment", "row", "stage", "settings", "seed", "steps", "score"} <= set(
+            each
+        )
+        assert each["seed"] >= SEED
+        assert each["experiment"] in EXPERIMENTS
+        if each["stage"] is not None:
+            assert {"commit", "dirty", "command", "device", "versions", "code"} <= set(each)
+    prints = [each["fingerprint"] for each in lines if "fingerprint" in each]
+    assert len(prints) == len(set(prints))
+
+
+def trial_of(search: RowSearch, number: int, stage: int = 1) -> Cell:
+    """A trial that takes a second."""
+    cell = search.trial(stage, {"learning_rate": RATES[number]})
+    return replace(
+        cell,
+        config=CONFIG,
+        task={**TASK, "seed": SEED},
+        training={**cell.training, "steps": 2, "batch_size": 4},
+    )
 
 
 def test_trials_start_from_the_same_weights_and_never_see_the_test_split(tmp_path: Path) -> None:
-    task = {**TASK, "seed": SEED}
-    cells = [
-        replace(cell, config=CONFIG, task=task, training={**cell.training, "steps": 2})
-        for cell in search_cells(PILOT, "laptop", ["vort"])[:2]
-    ]
+    cells = [trial_of(of_row("vort", "laptop"), number) for number in (0, 6)]
     folder = RunFolder(tmp_path)
     assert not [outcome.error for outcome in run_cells(cells, folder) if outcome.error]
     first, second = (folder.read(cell) for cell in cells)
     assert first is not None
     assert second is not None
     assert "test" not in first
-    assert first["history"][0]["gradient_norm"] > 0
-    assert cells[0].seed == cells[1].seed == SEED
-    assert cells[0].training["learning_rate"] != cells[1].training["learning_rate"]
-    # An interrupted search goes on.
+    # The first loss is that of the weights alone: a rate has not told yet.
+    assert first["history"][0]["loss"] == pytest.approx(second["history"][0]["loss"], rel=0.2)
+    assert first["validation"] != second["validation"]
     assert list(run_cells(cells, folder)) == []
 
 
-def test_a_model_whose_trials_all_broke_down_is_an_error(tmp_path: Path) -> None:
-    cells = search_cells(PILOT, "laptop", ["vort"])
-    with pytest.raises(RuntimeError, match="no trial of a model came to an end"):
-        best_of(PILOT, cells, RunFolder(tmp_path))
+def test_a_folder_of_trials_is_taken_up_once_and_nothing_is_removed(tmp_path: Path) -> None:
+    file, search = tmp_path / "trials.jsonl", of_row("vort", "laptop")
+    file.write_text(FILE.read_text())
+    before = read_lines(file)
+    folder = RunFolder(tmp_path / "run")
+    cells = [trial_of(search, number) for number in (1, 2)]
+    assert not [outcome.error for outcome in run_cells(cells, folder) if outcome.error]
+    assert collect(tmp_path / "run", file) == 2
+    assert collect(tmp_path / "run", file) == 0
+    after = read_lines(file)
+    assert after[: len(before)] == before
+    new = after[len(before) :]
+    assert [each["settings"] for each in new] == [{"learning_rate": RATES[n]} for n in (1, 2)]
+    for each in new:
+        assert (each["seed"], each["stage"], each["share"], each["steps"]) == (SEED, 1, 0.0625, 2)
+        assert each["score"] == each["bits"]["all"]
+        assert each["commit"]
+        assert each["versions"]["torch"]
+        assert each["of"] == new[0]["of"]
+    # Both are known afterwards, from the folder and from the file, and not done again.
+    scores = known_scores([search], folder, before)
+    assert scores == known_scores([search], RunFolder(tmp_path / "none"), after)
+    assert {cell.fingerprint for cell in cells} <= set(scores)
+
+
+def test_a_row_for_long_lags_is_judged_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = of_row("vort").next({})[0]
+    scores = {"<=1": 1.0, ">1": 3.0, "all": 2.0}
+    record = {
+        "experiment": "pilot",
+        "scale": "paper",
+        "cell": cell.coordinates(),
+        "fingerprint": "x",
+        "task": {"length": 10},
+        "model": {},
+        "training": {"batch_size": 2},
+        "validation": {name: {"bits": bits} for name, bits in scores.items()},
+        "made_by": {},
+    }
+    assert (line_of(record)["score"], line_of(record)["judged"]) == (2.0, "all")
+    monkeypatch.setitem(search_module.MODELS, "vort", SimpleNamespace(judged_by="long"))
+    assert (line_of(record)["score"], line_of(record)["judged"]) == (3.0, ">1")
 
 
 def test_bad_searches_are_explained() -> None:
-    with pytest.raises(ValueError, match=r"share must lie in \(0, 1\], got 2"):
-        search_cells(PILOT, "laptop", share=2)
-    with pytest.raises(ValueError, match=r"models must be of vort, .*got dream"):
-        search_cells(PILOT, "laptop", ["dream"])
+    with pytest.raises(ValueError, match=r"share must lie in \(0, 0.25\], got 2"):
+        row_searches(PILOT, "laptop", share=2)
+    with pytest.raises(ValueError, match=r"rows must be of vort, .*got dream"):
+        row_searches(PILOT, "laptop", ["dream"])
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_cell_says_whose_search_it_uses_or_that_there_was_none(name: str, size: Size) -> None:
+def test_a_cell_says_whose_search_it_uses_and_has_what_that_found(name: str, size: Size) -> None:
     for cell in EXPERIMENTS[name].cells(size, Path("somewhere")):
-        if cell.search:
-            found = searched(cell.search, size)
-            assert found is not None
-            assert cell.training["learning_rate"] == found["learning_rate"]
+        if not cell.search:
+            continue
+        found = searched(cell.search, size)
+        assert found is not None
+        assert cell.training["learning_rate"] == found["learning_rate"]
+        experiment, _, row = cell.search.partition("/")
+        if name == experiment:
+            # Its own, or those of the one row that it names as its kin.
+            assert row in (cell.model, MODELS[cell.model].kin)
+            if row == cell.model:
+                own = {k: v for k, v in found.items() if k != "learning_rate"}
+                assert {k: cell.config[k] for k in own} == own
+            else:
+                assert searched(f"{name}/{cell.model}", size) is None
 
 
 def test_an_unknown_task_or_row_takes_nobodys_rates() -> None:
@@ -96,6 +379,24 @@ def test_an_unknown_task_or_row_takes_nobodys_rates() -> None:
     assert exponential.config["exponential_rate"] == 10 / 256
 
 
+def test_a_decay_that_was_searched_is_the_one_that_is_trained_with() -> None:
+    found = searched("pilot/exponential", "laptop")
+    assert found is not None
+    cell = next(c for c in PILOT.cells("laptop", None) if c.model == "exponential")
+    assert cell.config["exponential_rate"] == found["exponential_rate"] == 0.01
+
+
+def test_a_decay_goes_to_a_row_that_has_one() -> None:
+    found = {"learning_rate": 1.0, "exponential_rate": 0.5, "horizon": 7}
+    fixed = {"memory": "exponential", "learn_rates": False}
+    assert model_settings(found, fixed, own=False) == {"exponential_rate": 0.5}
+    learned = {"memory": "exponential"}
+    assert model_settings(found, learned, own=True) == {"exponential_rate": 0.5}
+    assert model_settings(found, learned, own=False) == {}
+    assert model_settings(found, {"memory": "mixture"}, own=False) == {"horizon": 7}
+    assert model_settings(found, {}, own=True) == {}
+
+
 def test_a_new_table_can_be_searched_too() -> None:
     mine = recall_table(
         "mine",
@@ -105,4 +406,32 @@ def test_a_new_table_can_be_searched_too() -> None:
         task={"laptop": {"name": "mqar", "length": 64, "pairs": 8}},
         models={"laptop": ("vort", "exponential")},
     )
-    assert len(search_cells(mine, "laptop")) == 16
+    assert [len(search.next({})) for search in row_searches(mine, "laptop")] == [7, 7]
+
+
+def test_pace_reckons_with_a_rows_own_speed_and_else_with_the_slowest() -> None:
+    pace, cell = Pace(), tiny(training={"steps": 100, "batch_size": 4})
+    assert pace.seconds(cell) == 0.0
+    record = {
+        "experiment": "pilot",
+        "cell": {"model": "mixture"},
+        "task": {"length": 50},
+        "training": {"batch_size": 4},
+        "steps": 10,
+        "tokens_per_second": 100,  # two seconds a step
+        "seconds": 25.0,
+    }
+    pace.learn(record)
+    assert pace.seconds(cell) == pytest.approx(100 * 2 + 5)
+    pace.learn({**record, "cell": {"model": "vort"}, "tokens_per_second": 200, "seconds": 17.0})
+    assert pace.seconds(cell) == pytest.approx(100 * 1 + 7)
+    pace.learn({"experiment": "pilot", "cell": {"model": "vort"}})  # says nothing
+    assert pace.seconds(cell) == pytest.approx(107)
+
+
+def test_no_one_can_take_a_line_twice(tmp_path: Path) -> None:
+    file = tmp_path / "trials.jsonl"
+    assert append([{"fingerprint": "a"}, {"fingerprint": "a"}, {"fingerprint": "b"}], file) == 2
+    assert append([{"fingerprint": "b"}, {"fingerprint": "c"}], file) == 1
+    assert [each["fingerprint"] for each in read_lines(file)] == ["a", "b", "c"]
+    assert search_module.FILE.name == "trials.jsonl"

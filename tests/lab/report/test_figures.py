@@ -62,10 +62,17 @@ def strip() -> dict[str, Any]:
 
 def reads() -> dict[str, Any]:
     kinds = {
-        name: {"count": 3, "shares": [[0.2, 0.5, 0.3]]}
-        for name in ("lag <=10", "lag 10-100", "lag >100", "first", "filler")
+        name: {"count": count, "shares": [[0.2, 0.5, 0.3]], "levels": [[level, 1 - level]]}
+        for name, count, level in (
+            ("lag <=10", 1, 0.8),
+            ("lag 10-100", 2, 0.5),
+            ("lag >100", 5, 0.2),
+            ("first", 9, 0.0),
+            ("filler", 99, 1.0),
+        )
     }
-    return {"layers": [{"time_constants": [None, 100.0, 1.5], "kinds": kinds}]}
+    layer = {"time_constants": [None, 100.0, 1.5], "kinds": kinds, "written": [[0.9, 0.1]]}
+    return {"layers": [layer], "levels": 2}
 
 
 def by_order() -> dict[str, Any]:
@@ -131,6 +138,71 @@ def test_a_figure_without_its_measurements_is_left_out_and_says_what_makes_them(
     advice = re.search(r"vort reproduce .*--only (\S+) --cells '\*-vort-\*seed0'", result.output)
     assert advice is not None
     assert advice[1] == "pilot,label_copy"
+
+
+def test_four_kinds_of_query_are_the_cells_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    curves: dict[str, list[float]] = {}
+    plot = Axes.plot
+
+    def kept(axis: Any, *given: Any, **options: Any) -> Any:
+        if options.get("label"):
+            curves[options["label"]] = [float(x) for x in given[1]]
+        return plot(axis, *given, **options)
+
+    monkeypatch.setattr(Axes, "plot", kept)
+    (overview,) = (figure for figure in PAPER_FIGURES if figure.name == "overview")
+    overview.draw(tmp_path / "x.png", read_records(make_run(tmp_path), overview.needs))
+    shown = {name: values[0] for name, values in curves.items()}
+    assert shown["Zipf query, answer near"] == pytest.approx(0.8)
+    assert shown["Zipf query, answer far"] == pytest.approx(0.2)
+    assert shown["filler, asks for nothing"] == pytest.approx(1.0)
+    # Of all lags, each as often as it is asked for.
+    expected = (1 * 0.8 + 2 * 0.5 + 5 * 0.2) / 8
+    assert shown["entity named again (copy)"] == pytest.approx(expected)
+
+
+def test_a_cell_from_before_levels_were_measured_is_no_source_of_panel_c(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    old = reads()
+    del old["levels"]
+    write(run, cell("label_copy", strip=strip(), orders=orders(), reads=old))
+    result = runner.invoke(
+        app, ["figures", str(run), "--out", str(tmp_path / "out"), "--only", "overview,alpha-hist"]
+    )
+    assert "overview: left out" in result.output
+    assert "lacks levels of reads of label_copy; make it with" in result.output
+
+
+def test_the_router_fed_with_entities_stands_beside_the_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panels: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "vort.lab.report.figures.results.draw_orders",
+        lambda path, tasks, kinds: panels.update(tasks),
+    )
+    (histogram,) = (figure for figure in PAPER_FIGURES if figure.name == "alpha-hist")
+    for number, model in enumerate(("vort_no_entity", "vort_with_inputs", "vort_banks")):
+        record = cell("ablations", seed=number, orders={**orders(), "bins": number})
+        record["cell"]["model"] = model
+        write(tmp_path, record)
+    found = read_records(tmp_path, histogram.any_of)
+    assert set(found) == {"ablations/vort_no_entity", "ablations/vort_with_inputs"}
+    assert histogram.missing(found) == ()
+    histogram.draw(tmp_path / "x.png", found)
+    assert {name: panel["bins"] for name, panel in panels.items()} == {
+        "label copy, entities not told": 0,
+        "label copy, entities told": 1,
+    }
+    assert [str(need) for need in histogram.missing({})] == [
+        "orders of pilot",
+        "orders of label_copy",
+        "orders of books",
+    ]
 
 
 def test_a_picture_drawn_before_keeps_its_caption(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ def test_verdicts_have_their_colour_on_the_terminal_with_an_erratum_or_not(verdi
     sheet = Sheet("T", ["a"], [[verdict], [f"{verdict} (E1)"], ["[red]other[/red]"]])
     cells = list(sheet.to_rich().columns[0].cells)
     assert all(isinstance(cell, Text) for cell in cells)
-    colour = {"good": "green", "fair": "yellow", "bad": "red"}[VERDICTS[verdict]]
+    colours = {"good": "green", "fair": "yellow", "open": "cyan", "bad": "red"}
+    colour = colours[VERDICTS[verdict]]
     assert [str(cell.style) for cell in cells] == [colour, colour, ""]
     assert str(cells[2]) == "[red]other[/red]"
 

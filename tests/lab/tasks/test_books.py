@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from vort.lab.tasks import Books
-from vort.lab.tasks.books import _join_short
+from vort.lab.tasks.books import _ended_names, _join_short
 from vort.lab.tasks.corpus import find_source, load_corpus
 
 WIDTH = 33
@@ -277,3 +278,28 @@ def test_no_more_of_a_data_set_is_read_than_was_asked_for(tmp_path: Path) -> Non
     assert corpus.left_out
     with pytest.raises(ValueError, match="no column 'body', it has text"):
         load_corpus(f"hf:{tmp_path}", column="body")
+
+
+def test_names_are_marked_when_they_have_ended_and_never_ahead_of_time(tmp_path: Path) -> None:
+    text = b"then old Mary said to Tom that nobody knew, and Paris it was. "
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        for number in range(2):
+            own = f"{split} number {number}: ".encode()  # copies are dropped
+            (tmp_path / split / f"{number}.txt").write_bytes(own + text * 10)
+    task = Books(source=str(tmp_path), length=120, validation_files=1, entities=True)
+    batch = task.batch("test", [0, 1])
+    ids, mask = batch["input_ids"], batch["entity_mask"]
+    assert mask.shape == ids.shape
+    for row in range(2):
+        for index in mask[row].nonzero().flatten().tolist():
+            before = bytes(ids[row, :index].tolist())
+            assert before.endswith((b"Mary", b"Tom", b"Paris"))
+    assert mask.sum() >= 6
+    # A mark depends on nothing that comes later.
+    for stop in range(1, 120, 7):
+        assert torch.equal(_ended_names(ids[0, :stop]), mask[0, :stop])
+    assert "entity_mask" not in replace(task, entities=False).batch("test", [0])
+    kinds = task.kinds(batch)
+    assert torch.equal(kinds["marked"], mask.bool())
+    assert (sum(kind.long() for kind in kinds.values()) == 1).all()

@@ -1,6 +1,8 @@
 """The PyTorch form against the definition, states and packed sequences, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -33,6 +35,50 @@ def test_without_a_convolution_heads_are_the_projections() -> None:
     assert not mapped
     assert state is None
     assert again is None
+
+
+def test_heads_computed_again_give_the_same_gradients() -> None:
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    heads = Heads(*(h.contiguous() for h in to_heads([x], 2, 1)[:6]), None)
+    calls: list[int] = []
+
+    def again() -> list[torch.Tensor]:
+        calls.append(1)
+        return [h.detach().clone() for h in heads[:6]]
+
+    with computed_again(heads._replace(again=again)):
+        y = (heads.q.exp() * heads.q).sum() + (heads.v * heads.near_v).sum()
+    (grad,) = torch.autograd.grad(y, x)
+    assert calls == [1]
+    y = (heads.q.exp() * heads.q).sum() + (heads.v * heads.near_v).sum()
+    assert torch.equal(grad, torch.autograd.grad(y, x)[0])
+
+
+class _Mark:
+    pass
+
+
+class _KeepsItsOutput(torch.autograd.Function):
+    """Twice x; the case that can hold itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mark: Any) -> torch.Tensor:
+        ctx.mark = mark
+        y = 2 * x
+        ctx.save_for_backward(y)
+        return y
+
+
+def test_a_forward_without_its_backward_leaves_nothing() -> None:
+    heads = to_heads([torch.randn(2, 5, 24, requires_grad=True)], 2, 1)
+    mark = _Mark()
+    with computed_again(heads._replace(again=lambda: heads[:6])):
+        y = _KeepsItsOutput.apply(heads.q, mark)
+    found = ref(mark)
+    del mark
+    assert found() is not None
+    del y
+    assert found() is None
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 7])

@@ -21,6 +21,7 @@ __all__ = [
     "load_model",
     "quiet_libraries",
     "read_device",
+    "read_minutes",
     "read_names",
     "read_settings",
     "read_size",
@@ -77,6 +78,13 @@ def read_workers(workers: int | None) -> int:
     if workers is not None and workers < 1:
         raise typer.BadParameter(f"--workers must be at least 1, got {workers}")
     return default_workers() if workers is None else workers
+
+
+def read_minutes(minutes: float | None) -> float | None:
+    """The seconds that `--minutes` leaves; None: no end."""
+    if minutes is not None and not 0 < minutes < float("inf"):
+        raise typer.BadParameter(f"--minutes must be positive, got {minutes:g}")
+    return None if minutes is None else 60 * minutes
 
 
 def read_device(device: str) -> str:

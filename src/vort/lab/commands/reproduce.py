@@ -5,17 +5,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from vort.lab.commands import books_of, read_names, read_settings, read_size, read_workers
+from vort.lab.commands import (
+    books_of,
+    read_minutes,
+    read_names,
+    read_settings,
+    read_size,
+    read_workers,
+)
 
 if TYPE_CHECKING:
     from vort.lab.experiments.cell import Cell, RunFolder, Size
     from vort.lab.experiments.experiment import Experiment, Summary
+    from vort.lab.experiments.run import Pace
 
 console = Console()
 
@@ -48,6 +57,16 @@ def reproduce(
             "model.num_scales=4 or task.length=500; they become rows of their own.",
         ),
     ] = None,
+    reason: Annotated[
+        str, typer.Option(help="Why results that are there are replaced; goes to their history.")
+    ] = "",
+    minutes: Annotated[
+        float | None, typer.Option(help="Begin no cell that would not be over by then.")
+    ] = None,
+    collect: Annotated[
+        Path | None,
+        typer.Option(help="Take the cells of another run's folder to OUT, instead of doing any."),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run/--no-run", help="Do missing cells, or summarise what is there.")
     ] = True,
@@ -58,20 +77,32 @@ def reproduce(
     """Redo the paper's experiments; ends with tables, verdicts and a report folder.
 
     Every finished cell (task, model, seed) is kept: run the same command again after an
-    interruption, and only what is missing is done.
+    interruption, and only what is missing is done. A result that is replaced moves to history/
+    beside cells/; one under version control is replaced with a --reason only.
     """
     from vort.lab.experiments import EXPERIMENTS
     from vort.lab.experiments.cell import RunFolder
 
     if not 0 < share <= 1:
         raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
-    size, side_by_side = read_size(scale), read_workers(workers)
+    size, side_by_side, limit = read_size(scale), read_workers(workers), read_minutes(minutes)
     asked = [EXPERIMENTS[name] for name in read_names(only, "--only", EXPERIMENTS)]
-    plan = Plan(size, books_of(data), share)
+    # Where nothing is to be done, no text is read: what is there is summarised without.
+    texts = books_of(data) if run and collect is None else Path("books")
+    plan = Plan(size, texts, share)
     experiments, todo = plan.choose(asked, cells, read_settings(changes, "--set"))
-    folder = RunFolder(Path("reports") / size if out is None else out)
+    folder = RunFolder(Path("reports") / size if out is None else out, reason.strip())
+    if collect is not None:
+        _collect(collect, folder, size)
+    todo = todo if run and collect is None else []
+    missing = [cell for cell in todo if not (resume and folder.finished(cell))]
+    if len(missing) < len(todo):
+        console.print(f"{len(todo) - len(missing)} of {len(todo)} cells are done already")
+    _refuse_silent_loss(folder, [folder.cell(cell) for cell in missing])
 
-    failed = _run(todo if run else [], folder, side_by_side, resume)
+    failed = _run(missing, folder, side_by_side, limit)
+    if only is None and (collect is not None or not run):
+        experiments = [each for each in experiments if plan.kept(each, folder)]
     shown = [_summarise(experiment, plan, folder) for experiment in experiments]
     if any(shown):
         if only is None:
@@ -92,10 +123,11 @@ class Plan:
     data: Path | None
     share: float
 
-    def cells(self, experiment: "Experiment") -> "list[Cell]":
-        """All cells of an experiment, as long as they are to be."""
-        found = experiment.cells(self.size, self.data)
-        return [cell.shortened(self.share) for cell in found]
+    def kept(self, experiment: "Experiment", folder: "RunFolder") -> bool:
+        """Whether a folder has something of an experiment, or of those it is made from."""
+        if folder.part(experiment.name).exists():
+            return True
+        return not experiment.direct and not experiment.cells(self.size, self.data)
 
     def choose(
         self, asked: "Sequence[Experiment]", pattern: str | None, changes: Mapping[str, Any]
@@ -131,27 +163,52 @@ class Plan:
         return [e for e in asked if touched & {e.name, *e.uses}], todo
 
 
-def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, resume: bool) -> int:
-    """Do what is missing, with a bar; how many cells failed."""
+def _refuse_silent_loss(folder: "RunFolder", replaced: Sequence[Path]) -> None:
+    """Refuse to replace results under version control without a word on why."""
+    from vort.lab.report.provenance import under_version_control
+
+    lost = [] if folder.reason else under_version_control(folder.root, replaced)
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise typer.BadParameter(
+            f"--reason must say why committed results are replaced: {lost[0].stem}{more}"
+        )
+
+
+def _collect(source: Path, folder: "RunFolder", size: "Size") -> None:
+    if not any(source.glob(f"*/cells/*-{size}-*.json")):
+        raise typer.BadParameter(
+            f"--collect must be a folder that vort reproduce --scale {size} wrote, got {source}"
+        )
+    _refuse_silent_loss(folder, folder.replaces(source))
+    taken = folder.collect(source)
+    console.print(f"{len(taken)} cells taken from {escape(str(source))}")
+
+
+def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, limit: float | None) -> int:
+    """Do cells, with a bar; how many failed."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed
 
     from vort.lab.experiments.run import run_cells
 
-    missing = [cell for cell in cells if not (resume and folder.finished(cell))]
-    if len(missing) < len(cells):
-        console.print(f"{len(cells) - len(missing)} of {len(cells)} cells are done already")
-    if not missing:
+    if not cells:
         return 0
-    failed = 0
+    failed, pace, left, began = 0, _pace_of(cells, folder), 0, perf_counter()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed())
     with Progress(*columns, console=console) as bar:
-        row = bar.add_task("cells", total=len(missing))
+        row = bar.add_task("cells", total=len(cells))
 
         def started(cell: "Cell") -> None:
             bar.update(row, description=cell.id)
 
-        done = run_cells(missing, folder, workers=workers, restart=not resume, started=started)
+        def fits(cell: "Cell") -> bool:
+            nonlocal left
+            room = limit is None or perf_counter() - began + pace.seconds(cell) <= limit
+            left += not room
+            return room
+
+        done = run_cells(cells, folder, workers=workers, restart=True, started=started, fits=fits)
         try:
             for outcome in done:
                 bar.advance(row)
@@ -159,10 +216,26 @@ def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, resume: bool) -
                     failed += 1
                     message = escape(f"{outcome.cell.id}: {outcome.error}")
                     bar.console.print(f"[red]failed[/red] {message}")
+                else:
+                    pace.learn(folder.read(outcome.cell) or {})
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from here")
             raise typer.Exit(130) from None
+    if left:
+        console.print(f"{left} cells were not begun for want of time; the same command goes on")
     return failed
+
+
+def _pace_of(cells: "Sequence[Cell]", folder: "RunFolder") -> "Pace":
+    """What is known of how long cells take: from those that are there, or were once."""
+    from vort.lab.experiments.run import Pace
+    from vort.lab.report.folder import read_cells
+
+    pace = Pace()
+    for name in {cell.experiment for cell in cells}:
+        for record in read_cells(folder.part(name), []).values():
+            pace.learn(record)
+    return pace
 
 
 def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> bool:
@@ -170,40 +243,20 @@ def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> boo
 
     Whether there was anything: of nothing no summary is left.
     """
-    from vort.lab.experiments import EXPERIMENTS
+    from vort.lab.experiments.summary import summarise
     from vort.lab.report.folder import write_summary
 
-    records = []
-    for source in (experiment, *(EXPERIMENTS[name] for name in experiment.uses)):
-        found = (folder.read(cell) for cell in plan.cells(source))
-        records += [record for record in found if record is not None]
-    for name in (experiment.name, *experiment.uses):
-        records += folder.changed(name, plan.size, plan.share)
     with console.status(f"summarising {experiment.name}"):
-        summary = experiment.summarise(records, plan.size)
+        found = summarise(experiment, folder, plan.size, data=plan.data, share=plan.share)
         part = folder.part(experiment.name)
-        something = bool(records or summary.sheets or summary.verdicts or summary.figures)
-        if something:
+        if found:
             part.mkdir(parents=True, exist_ok=True)
-        for figure in summary.figures:
+        for figure in found.summary.figures:
             figure.draw(part / figure.file)
-    _show(experiment, summary)
-    if not something:
-        return False
-    made_by = [record["made_by"] for record in records]
-    command = f"vort reproduce --scale {plan.size} --only "
-    command += ",".join((*experiment.uses, experiment.name))
-    command += "" if plan.share == 1 else f" --share {plan.share:g}"
-    record = {
-        "title": experiment.title,
-        "about": experiment.about,
-        "scale": plan.size,
-        "trained_on": sorted({f"{made['device']}, torch {made['torch']}" for made in made_by}),
-        "command": command,
-        **summary.to_dict(command),
-    }
-    write_summary(part, record)
-    return True
+    _show(experiment, found.summary)
+    if found:
+        write_summary(part, found.to_dict())
+    return bool(found)
 
 
 def _show(experiment: "Experiment", summary: "Summary") -> None:

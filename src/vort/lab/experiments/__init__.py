@@ -6,11 +6,12 @@ A new table is a file with an `Experiment` (and its task, if that is new) and a 
 from vort.lab.experiments.ablations import ABLATIONS
 from vort.lab.experiments.books import BOOKS
 from vort.lab.experiments.complexity import COMPLEXITY
+from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
-from vort.lab.experiments.recall import LABEL_COPY, PILOT
+from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
 
 __all__ = ["EXPERIMENTS"]
 
@@ -20,7 +21,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         KERNEL,
         PILOT,
         LABEL_COPY,
+        LITERAL,
         BOOKS,
+        ENTITIES,
         ABLATIONS,
         COMPLEXITY,
         ORDERS,

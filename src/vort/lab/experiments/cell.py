@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from vort.files import read_regular, write_atomically
 
-__all__ = ["SIZES", "Cell", "RunFolder", "Size"]
+__all__ = ["SIZES", "Cell", "RunFolder", "Size", "slim"]
 
 # How large an experiment is; `--scale` on the command line and "scale" in records.
 Size = Literal["laptop", "paper"]
@@ -72,6 +72,14 @@ class Cell:
         task = self.task.get("name", "")
         return {"task": task, "model": self.model, **self.tags, "seed": self.seed}
 
+    def made_as(self, record: Mapping[str, Any]) -> bool:
+        """Whether a result was made with these settings of model and training.
+
+        Other than by the fingerprint, where data lie makes no difference.
+        """
+        settings = json.loads(json.dumps([dict(self.config), dict(self.training)]))
+        return bool(settings == [record.get("model"), record.get("training")])
+
     def shortened(self, share: float) -> "Cell":
         """The same with this share of its training steps, under a name of its own."""
         if share == 1:
@@ -96,13 +104,17 @@ class RunFolder:
     """The folder of a run, and where everything in it is.
 
     ROOT/<experiment>/cells/<cell>.json          one finished cell each
+    ROOT/<experiment>/history/<cell>.<n>.json    what stood in its place before, and why no longer
     ROOT/<experiment>/checkpoints/<cell>-<hash>  of a cell on its way
     ROOT/<experiment>/summary.json, *.png        tables, verdicts, pictures
     ROOT/figures                                 the paper's figures
     ROOT/report.html                             all of it on a page
+
+    `reason`: why results that are there are replaced; it goes to the history with them.
     """
 
     root: Path
+    reason: str = ""
 
     @property
     def figures(self) -> Path:
@@ -148,9 +160,7 @@ class RunFolder:
                 yield record
 
     def write(self, cell: Cell, result: Mapping[str, Any]) -> Path:
-        """Put a result in place, whole or not at all."""
-        path = self.cell(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Put a result in place, whole or not at all; what stands there goes to the history."""
         record = {
             "experiment": cell.experiment,
             "scale": cell.size,
@@ -161,8 +171,73 @@ class RunFolder:
             "training": dict(cell.training),
             **result,
         }
+        return self._put(self.cell(cell), record)
+
+    def history(self, experiment: str) -> list[dict[str, Any]]:
+        """Results that were replaced, a cell's oldest first; `replaced` says why and by what."""
+        paths = (self.part(experiment) / "history").glob("*.json")
+        found = (_read(path) for path in sorted(paths, key=_age))
+        return [record for record in found if record is not None]
+
+    def collect(self, other: Path) -> list[str]:
+        """Take the finished cells of another run's folder, made small; the names of the new ones.
+
+        One that differs from what stands in its place moves that to the history.
+        """
+        taken = []
+        for path in sorted(other.glob("*/cells/*.json")):
+            record = _read(path)
+            if record is None or "trial" in record["cell"]:
+                continue
+            place = self.part(record["experiment"]) / "cells" / path.name
+            small = slim(record)
+            if small != _read(place):
+                self._put(place, small)
+                taken.append(path.stem)
+        return taken
+
+    def replaces(self, other: Path) -> list[Path]:
+        """Results that `collect` would move to the history."""
+        places = {
+            path: self.root / path.relative_to(other) for path in other.glob("*/cells/*.json")
+        }
+        pairs = [(place, _read(path), _read(place)) for path, place in places.items()]
+        return [p for p, new, old in pairs if new and old is not None and slim(new) != old]
+
+    def _put(self, path: Path, record: Mapping[str, Any]) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = _read(path)
+        if before is not None:
+            self._to_history(path, before, record)
         write_atomically(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
         return path
+
+    def _to_history(self, path: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        folder = path.parent.parent / "history"
+        folder.mkdir(exist_ok=True)
+        number = 1 + len(list(folder.glob(f"{path.stem}.*.json")))
+        made_by = after.get("made_by", {})
+        by = {key: made_by[key] for key in ("commit", "command") if key in made_by}
+        record = {**slim(before), "replaced": {"reason": self.reason, "by": by}}
+        write_atomically(folder / f"{path.stem}.{number}.json", json.dumps(record, indent=1) + "\n")
+
+
+# Points of a training curve that are kept of a result that is committed.
+_POINTS = 40
+
+
+def slim(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with no more of its training curve than a picture shows; all else as it is."""
+    history = record.get("history")
+    if not isinstance(history, list) or len(history) <= _POINTS:
+        return dict(record)
+    places = [round(i * (len(history) - 1) / (_POINTS - 1)) for i in range(_POINTS)]
+    return {**record, "history": [history[place] for place in places]}
+
+
+def _age(path: Path) -> tuple[str, int]:
+    name, _, number = path.stem.rpartition(".")
+    return name, int(number) if number.isdigit() else 0
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vort.lab.experiments.measures import extras_of, precision_of
-from vort.plasticity import record_memories
+from vort.ops.retention import retention
+from vort.plasticity import memory_features, record_memories
 
 __all__ = ["Look", "by_order", "impose_order", "look", "reads", "strip"]
 
@@ -37,12 +38,17 @@ class Look(NamedTuple):
 @torch.no_grad()
 def look(model: Any, batch: Any, config: Any) -> list[Look]:
     """Every layer's routing of a batch; the model's memories must be `VortMemory`."""
+    return [_look(memory, inputs) for memory, inputs in _recorded(model, batch, config)]
+
+
+def _recorded(model: Any, batch: Any, config: Any) -> list[tuple[Any, Any]]:
+    """Every layer's memory and what it is given of a batch."""
     device = next(model.parameters()).device
     model.eval()
     ids = batch["input_ids"].to(device)
     with precision_of(config), record_memories(model) as found:
         model.model(ids, use_cache=False, **extras_of(batch, device))
-    return [_look(memory, inputs) for memory, inputs in found]
+    return [*found]
 
 
 def _look(memory: Any, inputs: Any) -> Look:
@@ -125,8 +131,9 @@ def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(x, 4) for x in head] for head in values.T.tolist()]
 
 
+@torch.no_grad()
 def reads(model: Any, task: Any, config: Any, *, sequences: int = 16) -> dict[str, Any]:
-    """Mean read weights over scales, as shares that sum to 1, by kind of token.
+    """What tokens read, by kind: of which time scales, and from tokens of which order.
 
     Kinds are those of `Task.kinds`; queries of generated tasks are split by the task's classes of
     their true lag, which the model is not told.
@@ -139,11 +146,46 @@ def reads(model: Any, task: Any, config: Any, *, sequences: int = 16) -> dict[st
 
     Returns:
         "layers": of each, "time_constants" (steps until a scale has 1/e left, None: for ever) and
-        "kinds": "count" of tokens and "shares", one row a head.
+        "kinds": "count" of tokens and, one row a head, "shares" of the scales in the read weights
+        and "levels": how p_it of eq. retrieval-loss, with all weights that the memory applies, is
+        spread over tokens i by tenths of their order; "written": how orders of all tokens are.
+        Levels and written are left out where features may be negative and p is no share, and
+        so is the "levels" beside "layers", which says how many there are.
     """
     batch = task.batch("test", range(min(sequences, task.size("test") or sequences)))
     kinds = _query_kinds(task, batch)
-    return {"layers": [_of_layer(seen, kinds) for seen in look(model, batch, config)]}
+    layers = []
+    for memory, inputs in _recorded(model, batch, config):
+        seen = _look(memory, inputs)
+        layers.append(_of_layer(seen, _by_level(memory, inputs, seen.order, config), kinds))
+    levels = {"levels": CLASSES} if all("written" in layer for layer in layers) else {}
+    return {"layers": layers, **levels}
+
+
+def _by_level(memory: Any, inputs: Any, order: Tensor, config: Any) -> tuple[Tensor, Tensor] | None:
+    """Level of each token and what each query retrieves of every level, `[B, T, H, CLASSES]` both.
+
+    Retrieval is the average of the values with p_it for weights, over i < t: one call of
+    `retention`, where a token's value is its level.
+    """
+    if not memory.key_map.is_positive:
+        return None
+    member = (order * CLASSES).long().clamp(max=CLASSES - 1)
+    level = torch.nn.functional.one_hot(member, CLASSES).float()
+    with precision_of(config):
+        routing = memory.route(inputs)
+        q, k = memory_features(memory, inputs)
+    found, _ = retention(
+        q.float(),
+        k.float(),
+        level.to(q.device),
+        routing.write,
+        routing.log_decay,
+        read=routing.read,
+        normalizer="decayed",
+        include_self=False,
+    )
+    return level, found.cpu()
 
 
 def _query_kinds(task: Any, batch: Any) -> dict[str, Tensor]:
@@ -160,15 +202,26 @@ def _query_kinds(task: Any, batch: Any) -> dict[str, Tensor]:
     return {**lags, **kinds}
 
 
-def _of_layer(seen: Look, kinds: dict[str, Tensor]) -> dict[str, Any]:
+def _of_layer(
+    seen: Look, by_level: tuple[Tensor, Tensor] | None, kinds: dict[str, Tensor]
+) -> dict[str, Any]:
     shares = seen.read / seen.read.sum(-1, keepdim=True)
-    found = {
+    found: dict[str, Any] = {
         name: {"count": int(member.sum()), "shares": shares[member].mean(0).tolist()}
         for name, member in kinds.items()
         if member.any()
     }
     constants = torch.where(seen.rates > 0, 1 / seen.rates, 0).tolist()
-    return {"time_constants": [x or None for x in constants], "kinds": found}
+    layer = {"time_constants": [x or None for x in constants], "kinds": found}
+    if by_level is None:
+        return layer
+    level, retrieved = by_level
+    for name, kind in found.items():
+        # The first token has nothing to retrieve.
+        later = kinds[name][:, 1:]
+        if later.any():
+            kind["levels"] = retrieved[:, 1:][later].mean(0).tolist()
+    return {**layer, "written": level.flatten(0, 1).mean(0).tolist()}
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """What is measured on a trained model besides the scores of training itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,8 @@ __all__ = [
 ]
 
 _BINS = 40
+# Sequences that are decoded side by side on a GPU.
+_TOGETHER = 250
 
 
 def precision_of(config: Any) -> Any:
@@ -38,20 +40,56 @@ def extras_of(batch: Any, device: torch.device) -> dict[str, Tensor]:
 def by_lag(model: Any, task: Any, config: Any, *, sequences: int | None = None) -> dict[str, Any]:
     """Test scores by the task's buckets, and `lags`: accuracy in about five classes a decade.
 
+    `sequences` has right answers and questions of every sequence, by bucket: two models that were
+    asked the same are compared by them, see `vort.lab.experiments.scores`.
+
     sequences: how many of the test split; as the config says by default.
     """
     fine = replace(task, bounds=fine_bounds(task.length, task.bounds))
     size = config.evaluation_batch_size or config.batch_size
     count = config.test_sequences if sequences is None else sequences
+    answers = _Answers(fine, task)
     with precision_of(config):
-        scores = evaluate(model, fine, "test", sequences=count, batch_size=size)
+        scores = evaluate(model, fine, "test", sequences=count, batch_size=size, seen=answers.take)
     limits = [0, *fine.bounds, task.length]
     lags = [
         {"low": low + 1, "high": high, **scores[name]}
         for name, low, high in zip(fine.bucket_names, limits[:-1], limits[1:], strict=True)
         if name in scores
     ]
-    return {"test": _merge(lags, task), "lags": lags}
+    return {"test": _merge(lags, task), "lags": lags, "sequences": answers.to_dict()}
+
+
+class _Answers:
+    """Right answers and questions of each sequence, by the buckets of a task.
+
+    fine: the task with finer classes, which batches come in; their bounds hold all of the other's.
+    """
+
+    def __init__(self, fine: Any, task: Any) -> None:
+        bounds = [*fine.bounds, fine.length]
+        # Of each fine class, the bucket that it is part of.
+        self.buckets = torch.tensor([int(np.searchsorted(task.bounds, high)) for high in bounds])
+        self.names = tuple(task.bucket_names)
+        self.counts: list[Tensor] = []
+
+    def take(self, batch: Mapping[str, Tensor], logits: Tensor) -> None:
+        """Take in a batch with the logits of its questions."""
+        rows, length = batch["input_ids"].shape
+        bucket = self.buckets[batch["buckets"].cpu()]
+        place = batch["positions"].cpu() // length * len(self.names) + bucket
+        right = (logits.argmax(-1) == batch["targets"]).cpu()
+        size = rows * len(self.names)
+        both = [torch.bincount(place[right], minlength=size), torch.bincount(place, minlength=size)]
+        self.counts.append(torch.stack(both).view(2, rows, len(self.names)))
+
+    def to_dict(self) -> dict[str, str]:
+        """For each bucket a text: "right/asked" of one sequence after another."""
+        right, asked = torch.cat(self.counts, 1).tolist()
+        return {
+            name: " ".join(f"{r[n]}/{a[n]}" for r, a in zip(right, asked, strict=True))
+            for n, name in enumerate(self.names)
+        }
 
 
 def fine_bounds(length: int, kept: Sequence[int]) -> tuple[int, ...]:
@@ -84,7 +122,7 @@ def _merge(lags: Sequence[dict[str, Any]], task: Any) -> Metrics:
 
 
 def heavy_hitters(
-    model: Any, task: Any, config: Any, *, state_numbers: int, sequences: int
+    model: Any, task: Any, config: Any, *, state_numbers: int, sequences: int | None = None
 ) -> dict[str, Any]:
     """Test scores of a softmax model under H2O's cache policy, its state as large as given.
 
@@ -93,7 +131,7 @@ def heavy_hitters(
         task: as trained on.
         config: of the training.
         state_numbers: what decoding may keep for one sequence and layer; as many tokens as fit.
-        sequences: of the test split; the policy goes token by token, which takes its time.
+        sequences: of the test split; as many as every other model is asked by default.
     """
     size = 0
     for block in model.model.layers:
@@ -102,6 +140,11 @@ def heavy_hitters(
         budget = max(2, state_numbers // per_token)
         memory.keep_heavy_hitters(budget)
         size += memory.state_size()
+    # Token by token: a GPU takes as long for a step of many sequences as for one of few.
+    together = config.evaluation_batch_size or config.batch_size
+    if torch.cuda.is_available():
+        together = max(together, _TOGETHER)
+    config = replace(config, evaluation_batch_size=together)
     found = by_lag(model, task, config, sequences=sequences)
     return {**found, "budget": budget, "state_numbers": size}
 

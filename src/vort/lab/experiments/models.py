@@ -5,7 +5,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from vort.lab.experiments.cell import Size
 from vort.lab.tasks import Task
@@ -15,6 +15,7 @@ __all__ = [
     "MODELS",
     "RECALL_TRAINING",
     "SLOW",
+    "BySize",
     "Model",
     "build_model",
     "few_configurations",
@@ -36,31 +37,76 @@ AS_PRINTED: Settings = {
     name: PAPER[name]
     for name in ("routing", "feature_map", *PLAIN, "qk_norm", "output_norm", "conv_size")
 }
+# A rival's layer as the paper writes it: the same without a router.
+_PRINTED: Settings = {name: value for name, value in AS_PRINTED.items() if name != "routing"}
+
+
+class BySize(NamedTuple):
+    """A setting that differs with the size of the experiment."""
+
+    laptop: Any
+    paper: Any
 
 
 @dataclass(frozen=True)
 class Model:
-    """A row: what tables call it, its settings, and whose rows of the paper it stands for."""
+    """A row: what tables call it, its settings, and whose rows of the paper it stands for.
+
+    Attributes:
+        label: for people.
+        settings: of `VortConfig`, beside the sizes of the table; a `BySize` where sizes differ.
+        paper_row: of the paper's table.
+        has: what it has that no row of the paper has, or has not, in words: tables print it.
+        kin: the row whose searched learning rate it takes where none was searched for it.
+        judged_by: what a search for it goes by: "bits" of all validation queries, or "long", of
+            those at the longest lags.
+    """
 
     label: str
     settings: Settings
     paper_row: str = ""
+    has: str = ""
+    kin: str = ""
+    judged_by: Literal["bits", "long"] = "bits"
 
 
 _POWER_LAW = {"memory": "uniform_power_law", "learn_rates": False}
 # The paper's single rate, the same for all heads, tuned on validation data from outside.
 _EXPONENTIAL = {"memory": "exponential", "learn_rates": False}
+# As many scales as VORT: the same state.
+_SCALES = {"num_scales": BySize(laptop=8, paper=12)}
+_MIXTURE_AT_RATES = {"memory": "mixture", "rates_start": "basis", **_SCALES}
+_GATES = "read weights and a write gate"
 
-MODELS: dict[str, Model] = {
-    "vort": Model("VORT (ours)", {}, "Power-Law (ours)"),
-    "vort_paper": Model("VORT as printed", AS_PRINTED),
+# Rows of the paper's tables, and what stands beside them.
+_TABLES: dict[str, Model] = {
+    "vort": Model(
+        "VORT (ours)",
+        {},
+        # The paper's rows have one order for all tokens: none of them is VORT.
+        has=f"an order for each token, {_GATES}",
+    ),
+    "vort_paper": Model("VORT as printed", AS_PRINTED, has="banks of orders and a router"),
     "power_law": Model("Power-Law .7", {**_POWER_LAW, **PLAIN}, "Power-Law (ours)"),
-    "uniform_power_law": Model("Power-Law, learned", {**_POWER_LAW, "learn_rates": True, **PLAIN}),
+    "uniform_power_law": Model(
+        "Power-Law, learned",
+        {**_POWER_LAW, "learn_rates": True, **PLAIN},
+        has="a learned order, one for all tokens and heads",
+    ),
     "mixture": Model("Mixture-5", {"memory": "mixture", **PLAIN}, "Mixture-5"),
     "exponential": Model("Exponential", {**_EXPONENTIAL, **PLAIN}, "Exponential"),
-    "gla": Model("GLA", {"memory": "gla"}),
+    "gla": Model(
+        "GLA",
+        {"memory": "gla"},
+        has="a learned gate for each step and feature that decides what the state keeps; no "
+        "feature map, no read weights, one matrix of state for each head",
+    ),
     "none": Model("no memory", {"memory": "none"}),
-    "softmax": Model("full attention", {"memory": "softmax"}),
+    "softmax": Model(
+        "full attention",
+        {"memory": "softmax"},
+        has="every pair of positions, at quadratic cost; no feature map",
+    ),
     "power_law_favor": Model(
         "Power-Law .7, FAVOR+", {**_POWER_LAW, **PLAIN, **FAVOR}, "Power-Law (ours)"
     ),
@@ -71,6 +117,163 @@ MODELS: dict[str, Model] = {
         "Exponential, FAVOR+", {**_EXPONENTIAL, **PLAIN, **FAVOR}, "Exponential"
     ),
 }
+
+# Rivals with what VORT has, at VORT's state where they can have it.
+_GATED: dict[str, Model] = {
+    "mixture_rates_gated": Model(
+        "Mixture at VORT's rates, gated",
+        _MIXTURE_AT_RATES,
+        has=f"as many rates as VORT, learned from where VORT's are, {_GATES}",
+        kin="mixture",
+    ),
+    "mixture_rates_gain": Model(
+        "Mixture at VORT's rates, gated, write gain",
+        {**_MIXTURE_AT_RATES, "write_gain": "token"},
+        has=f"as many rates as VORT, learned from where VORT's are, {_GATES}, and a gain without "
+        "bound by which a token scales what it writes",
+        kin="mixture",
+    ),
+    "mixture_rates_free": Model(
+        "Mixture at VORT's rates, gated, free writes",
+        {**_MIXTURE_AT_RATES, "write_gain": "scale"},
+        has=f"the same with a gain of its own for each rate: a token's kernel is any mixture, "
+        f"where VORT's is a power law; {_GATES}",
+        kin="mixture",
+    ),
+    "mixture_gated": Model("Mixture-5, gated", {"memory": "mixture"}, has=_GATES, kin="mixture"),
+    "mixture_even_gated": Model(
+        "Mixture, as many rates as VORT, gated",
+        {"memory": "mixture", **_SCALES},
+        has=f"as many rates as VORT, learned from even ones, {_GATES}",
+        kin="mixture",
+    ),
+    "uniform_power_law_gated": Model(
+        "Power-Law, learned for each head, gated",
+        {"memory": "uniform_power_law", "order_per_head": True, **_SCALES},
+        has=f"a learned order for each head (VORT but for one order for all tokens), {_GATES}",
+        kin="uniform_power_law",
+    ),
+    "exponential_learned_gated": Model(
+        "Exponential, learned for each head, gated",
+        # Rates start spread up to the horizon; a head alone in the middle of that.
+        {"memory": "exponential", "exponential_rate": BySize(laptop=1 / 64, paper=None)},
+        has="a learned rate for each head and a write gate",
+        kin="exponential",
+    ),
+    "exponential_long": Model(
+        "Exponential, best at long lags",
+        {**_EXPONENTIAL, **PLAIN},
+        has="a time constant chosen for long lags, where the paper's is tuned for all",
+        kin="exponential",
+        judged_by="long",
+    ),
+    "linear_gated": Model(
+        "no decay, write gate",
+        {"memory": "linear"},
+        has="no decay at all (linear attention), and a write gate",
+        kin="exponential",
+    ),
+    "gla_gated": Model(
+        "GLA at VORT's state, gated",
+        # The norm of each head takes a normaliser out again, and kernels like 64 columns.
+        {"memory": "gla_scales", "normalizer": "none"},
+        has=f"as many states as VORT, each with a learned gate for every step and feature; the "
+        f"learned feature map, {_GATES}",
+        kin="gla",
+    ),
+}
+
+# VORT without each of its parts, and the paper's ablations.
+_PARTS_OFF: dict[str, Model] = {
+    "vort_spread": Model(
+        "VORT, heads start apart", {"order_start": None}, has="what VORT has", kin="vort"
+    ),
+    "vort_one_scale": Model(
+        "VORT, S = 1",
+        {"num_scales": 1},
+        has="an order for each token that can only scale what it writes, a write gate",
+        kin="vort",
+    ),
+    "vort_banks": Model(
+        "VORT, banks",
+        {"routing": "banks"},
+        has=f"banks instead of a continuous order, {_GATES}",
+        kin="vort",
+    ),
+    "vort_no_read": Model(
+        "VORT, no read weights",
+        {"read_weights": False},
+        has="an order for each token, a write gate",
+        kin="vort",
+    ),
+    "vort_no_gate": Model(
+        "VORT, no write gate",
+        {"write_gate": False},
+        has="an order for each token, read weights",
+        kin="vort",
+    ),
+    "vort_no_gates": Model("VORT, neither", dict(PLAIN), has="an order for each token", kin="vort"),
+    "vort_half_features": Model(
+        "VORT, half the features",
+        {"num_features": BySize(laptop=16, paper=32)},
+        has=f"half the state of VORT; an order for each token, {_GATES}",
+        kin="vort",
+    ),
+    "vort_no_normalizer": Model(
+        "VORT, no normaliser",
+        {"normalizer": "none"},
+        has=f"an order for each token, {_GATES}",
+        kin="vort",
+    ),
+    "vort_favor": Model(
+        "VORT, FAVOR+", dict(FAVOR), has=f"an order for each token, {_GATES}", kin="vort"
+    ),
+    "power_law_s1": Model(
+        "Power-Law .7, S = 1", {**_POWER_LAW, **PLAIN, "num_scales": 1}, kin="power_law"
+    ),
+    "power_law_exact": Model(
+        "Power-Law .7, exact",
+        {"memory": "exact_power_law", "learn_rates": False, **PLAIN},
+        kin="power_law",
+    ),
+}
+
+# The router's other inputs, on the task that has entities; entropy comes with a window.
+_INPUTS: dict[str, Model] = {
+    "vort_with_inputs": Model(
+        "VORT with entropy and entity inputs",
+        {"sliding_window": 16, "use_entropy": True, "use_entity": True},
+        kin="vort",
+    ),
+    "vort_no_entropy": Model(
+        "VORT, entropy off",
+        {"sliding_window": 16, "use_entropy": False, "use_entity": True},
+        kin="vort",
+    ),
+    "vort_no_entity": Model(
+        "VORT, entity indicator off",
+        {"sliding_window": 16, "use_entropy": True, "use_entity": False},
+        kin="vort",
+    ),
+    "vort_no_inputs": Model("VORT, both inputs off", {"sliding_window": 16}, kin="vort"),
+    # On text.
+    "vort_entity": Model("VORT, told of entities", {"use_entity": True}, kin="vort"),
+}
+
+# The paper's own rows with nothing added: its map, no norms.
+_AS_PRINTED_ROWS: dict[str, Model] = {
+    "power_law_printed": Model(
+        "Power-Law .7 as printed", {**_POWER_LAW, **_PRINTED}, "Power-Law (ours)"
+    ),
+    "mixture_printed": Model(
+        "Mixture-5 as printed", {"memory": "mixture", **_PRINTED}, "Mixture-5"
+    ),
+    "exponential_printed": Model(
+        "Exponential as printed", {**_EXPONENTIAL, **_PRINTED}, "Exponential"
+    ),
+}
+
+MODELS: dict[str, Model] = {**_TABLES, **_GATED, **_PARTS_OFF, **_INPUTS, **_AS_PRINTED_ROWS}
 
 # One layer that does nothing but retrieve: no window, no convolution, no positions. A token of the
 # recall tasks shows its key and its label at once, so neighbours have nothing to add.
@@ -138,7 +341,11 @@ def sized(size: Size, sizes: Settings, banks: Settings, settings: Mapping[str, A
         own = {"num_scales": _POWER_LAW_SCALES[size]}
     elif settings.get("memory") == "mixture":
         own = {"num_scales": 5}
-    return {**sizes, **own, **settings}
+    chosen = {
+        name: getattr(value, size) if isinstance(value, BySize) else value
+        for name, value in settings.items()
+    }
+    return {**sizes, **own, **chosen}
 
 
 def recall_config(size: Size, settings: Mapping[str, Any]) -> Settings:

@@ -1,12 +1,12 @@
 """Doing the cells that are missing, one after another or side by side: build, train, score."""
 
-import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,11 +18,21 @@ from vort.lab.experiments.cell import Cell, RunFolder
 from vort.lab.experiments.look import by_order, reads, strip
 from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind, precision_of
 from vort.lab.experiments.models import build_model
-from vort.lab.report.folder import provenance
+from vort.lab.experiments.search import chosen_in
+from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
 
-__all__ = ["AFTER", "Outcome", "default_workers", "run_cell", "run_cells"]
+__all__ = [
+    "AFTER",
+    "Outcome",
+    "Pace",
+    "data_workers",
+    "default_workers",
+    "run_as_they_come",
+    "run_cell",
+    "run_cells",
+]
 
 # What a cell can ask for by name once its model is trained.
 AFTER: dict[str, Callable[..., dict[str, Any]]] = {
@@ -36,10 +46,49 @@ AFTER: dict[str, Callable[..., dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ended: `error` is empty if its result is in place."""
+    """How a cell ended: `error` is empty if its result is in place.
+
+    `broke_down`: the training did, and would again.
+    """
 
     cell: Cell
     error: str = ""
+    broke_down: bool = False
+
+
+class Pace:
+    """How long cells take, from those that were measured: what a budget of minutes is spent by.
+
+    A cell is reckoned by its row's own speed and by what that took besides training; where its row
+    is unknown, by the slowest that is known; where none is, it counts as no time at all.
+    """
+
+    def __init__(self) -> None:
+        # Seconds of a step, and those before and after all steps, by experiment and row.
+        self._known: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def learn(self, record: Mapping[str, Any]) -> None:
+        """Take in what a finished cell took; one without a speed says nothing of others."""
+        speed, seconds = record.get("tokens_per_second"), record.get("seconds")
+        if not speed or seconds is None:
+            return
+        tokens = record["task"]["length"] * record["training"].get("batch_size", 32)
+        self.note(
+            (record["experiment"], record["cell"]["model"]),
+            step=tokens / speed,
+            rest=max(0.0, seconds - record["steps"] * tokens / speed),
+        )
+
+    def note(self, row: tuple[str, str], *, step: float, rest: float) -> None:
+        """A row's seconds for a step, and those besides all steps."""
+        self._known[row] = step, rest
+
+    def seconds(self, cell: Cell) -> float:
+        """What a cell will take, as far as can be said."""
+        own = self._known.get((cell.experiment, cell.model))
+        known = self._known.values() if own is None else [own]
+        steps = cell.training.get("steps", 0)
+        return max((step * steps + rest for step, rest in known), default=0.0)
 
 
 def default_workers() -> int:
@@ -56,6 +105,7 @@ def run_cells(
     workers: int = 1,
     restart: bool = False,
     started: Callable[[Cell], None] = lambda cell: None,
+    fits: Callable[[Cell], bool] = lambda cell: True,
 ) -> Iterator[Outcome]:
     """Do the cells without a result, yielding each as it ends.
 
@@ -68,60 +118,104 @@ def run_cells(
         workers: processes that work side by side; 1: all happens in this one.
         restart: do cells again that have a result.
         started: told of each cell when its work begins (is queued, with several workers).
+        fits: asked before a cell is begun; one that does not fit is left for another time.
     """
     missing = [cell for cell in cells if restart or not folder.finished(cell)]
-    if workers <= 1 or len(missing) <= 1:
-        for cell in missing:
-            started(cell)
-            yield _attempt(cell, folder)
-        return
     alone = [cell for cell in missing if EXPERIMENTS[cell.experiment].alone]
-    together = [cell for cell in missing if cell not in alone]
-    yield from _side_by_side(together, folder, workers, started)
-    for cell in alone:
+    # Those that decode token by token take longest: nobody is to wait for one at the end.
+    together = sorted((c for c in missing if c not in alone), key=lambda c: "h2o" not in c.after)
+    for waiting, crew in ((together, min(workers, len(together))), (alone, 1)):
+
+        def take(waiting: list[Cell] = waiting) -> Cell | None:
+            while waiting:
+                cell = waiting.pop(0)
+                if fits(cell):
+                    return cell
+            return None
+
+        yield from run_as_they_come(take, folder, workers=crew, started=started)
+
+
+def run_as_they_come(
+    take: Callable[[], Cell | None],
+    folder: RunFolder,
+    *,
+    workers: int = 1,
+    started: Callable[[Cell], None] = lambda cell: None,
+) -> Iterator[Outcome]:
+    """Do cells that are not all known beforehand, yielding each as it ends.
+
+    take: the next cell that can begin, or None where there is none at the moment. It is asked
+        whenever a worker is free, after the caller has seen what ended before; the work is over
+        when it has none and nobody works.
+    """
+    if workers > 1:
+        yield from _side_by_side(take, folder, workers, started)
+        return
+    while (cell := take()) is not None:
         started(cell)
         yield _attempt(cell, folder)
 
 
 def _side_by_side(
-    cells: Sequence[Cell], folder: RunFolder, workers: int, started: Callable[[Cell], None]
+    take: Callable[[], Cell | None],
+    folder: RunFolder,
+    workers: int,
+    started: Callable[[Cell], None],
 ) -> Iterator[Outcome]:
     """As many cells at a time as there are workers; a worker that dies takes only its cells along.
 
     Processes are started afresh, not forked: torch's threads do not survive a fork.
     """
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    waiting = list(cells)
-    while waiting:
-        pool = ProcessPoolExecutor(
-            workers, multiprocessing.get_context("spawn"), _prepare, (threads,)
-        )
+    cores = max(1, (os.cpu_count() or 1) // workers)
+    ready = take()
+    while ready is not None:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare, (cores,))
         running: dict[Future[Outcome], Cell] = {}
+        taken: list[Cell] = []
         try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    cell = waiting.pop(0)
-                    started(cell)
-                    running[pool.submit(_attempt, cell, folder)] = cell
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    cell = running.pop(future)
-                    yield future.result()
+            while ready is not None or running:
+                while ready is not None:
+                    taken.append(ready)
+                    started(ready)
+                    running[pool.submit(_attempt, ready, folder)] = ready
+                    ready = take() if len(running) < workers else None
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    outcome = future.result()
+                    taken.remove(running.pop(future))
+                    yield outcome
+                ready = take()
         except BrokenProcessPool:
-            # Whose process died is not told: all that were running count as failed.
-            lost = [cell, *running.values()]
-            yield from (Outcome(c, "its process died (out of memory?)") for c in lost)
+            # Whose process died is not told: all that were taken count as failed.
+            yield from (Outcome(cell, "its process died (out of memory?)") for cell in taken)
+            ready = take()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _prepare(threads: int) -> None:
-    torch.set_num_threads(threads)
+# Cores that a process has to itself; all of them, where it is the only one.
+_cores = os.cpu_count() or 1
+
+
+def _prepare(cores: int) -> None:
+    global _cores
+    _cores = cores
+    torch.set_num_threads(cores)
+
+
+def data_workers(asked: int) -> int:
+    """Processes that draw sequences for a cell: as asked, but no more than it has cores beside it.
+
+    What is drawn does not depend on it.
+    """
+    return max(0, min(asked, _cores - 1))
 
 
 def _attempt(cell: Cell, folder: RunFolder) -> Outcome:
     try:
         run_cell(cell, folder)
+    except FloatingPointError as error:
+        return Outcome(cell, f"{type(error).__name__}: {error}", broke_down=True)
     except Exception as error:
         return Outcome(cell, f"{type(error).__name__}: {error}")
     return Outcome(cell)
@@ -145,12 +239,14 @@ def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     task = make_task(**cell.task)
     model = build_model(task, cell.config, cell.seed)
     config = TrainingConfig(**cell.training, seed=cell.seed, progress=False)
+    config = replace(config, workers=data_workers(config.workers))
     scratch = folder.checkpoints(cell)
     # The test split is scored below, by finer classes of lag.
     base = replace(config, test_sequences=0)
     found = train(model, task, base, directory=scratch, resume=True)
     result = {
         "searched": cell.search or False,
+        "searched_in": chosen_in(cell.search, cell.size),
         "parameters": sum(x.numel() for x in model.parameters()),
         **_state(model, task.length),
         "task": task.describe(),

@@ -1,30 +1,41 @@
 """From the results of cells to tables: means over seeds, intervals, verdicts against the paper."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vort.lab.experiments.experiment import Record
+import numpy as np
+from scipy.stats import t
+
+from vort.lab.experiments.experiment import Record, Summary
 from vort.lab.experiments.models import MODELS
+from vort.lab.experiments.search import EARLIER
 from vort.lab.report.tables import Sheet
+from vort.lab.tasks import TASKS
 from vort.lab.training.metrics import Interval, interval
-from vort.lab.verdicts import Verdict
+from vort.lab.verdicts import Verdict, judge_difference, judge_figure
 
 __all__ = [
     "PaperTable",
     "as_planned",
     "by_row",
+    "gain_in_words",
+    "history_sheet",
     "label_of",
     "margin",
+    "named_by_commit",
     "over_seeds",
     "rates_note",
     "row_of",
     "score_sheet",
+    "seed_interval",
     "seeds_of",
     "show",
     "training_notes",
     "verdict",
     "verdict_on_gain",
+    "within_seed",
 ]
 
 
@@ -90,61 +101,115 @@ def over_seeds(
 ) -> Interval | None:
     """Mean and interval of a score over the seeds that have it.
 
-    Several results of one seed (at several beta, say) are averaged first, as the paper does.
+    Several results of one seed (at several beta, say) are averaged first: they share weights and
+    data, and are no further seeds.
+    """
+    pairs = [
+        (record["cell"]["seed"], factor * record["test"][bucket][score])
+        for record in records
+        if bucket in record.get("test", {})
+    ]
+    return seed_interval(pairs)
+
+
+def seed_interval(pairs: Iterable[tuple[int, float]]) -> Interval | None:
+    """Mean and interval over seeds of values that have one each; several of a seed count once.
+
+    >>> found = seed_interval([(0, 1.0), (0, 3.0), (1, 4.0)])
+    >>> found.mean, found.count
+    (3.0, 2)
     """
     by_seed: dict[int, list[float]] = {}
-    for record in records:
-        if bucket in record.get("test", {}):
-            value = factor * record["test"][bucket][score]
-            by_seed.setdefault(record["cell"]["seed"], []).append(value)
+    for seed, value in pairs:
+        by_seed.setdefault(seed, []).append(value)
     means = [sum(values) / len(values) for values in by_seed.values()]
     return interval(means) if means else None
 
 
 def verdict(paper: float, ours: Interval, table: PaperTable) -> Verdict:
-    """Our mean against the paper's figure: "exceeded", "reproduced" or "not reproduced".
-
-    Better by more than the interval (or the table's tolerance, if that is wider) exceeds it; within
-    that distance reproduces it.
-    """
-    gain, room = table.sign * (ours.mean - paper), _room(ours, table)
-    if gain > room:
-        return "exceeded"
-    return "reproduced" if gain >= -room else "not reproduced"
-
-
-def _room(ours: Interval, table: PaperTable) -> float:
-    return max(ours.half, table.tolerance) if ours.count > 1 else table.tolerance
+    """Our figure against the paper's; see `vort.lab.verdicts.judge_figure`."""
+    gain = Interval(table.sign * (ours.mean - paper), ours.half, ours.count)
+    return judge_figure(gain, table.tolerance)
 
 
 def verdict_on_gain(paper: float, ours: Interval, table: PaperTable) -> Verdict:
-    """A difference between two rows against the paper's: clear at all, and as large.
-
-    One that is clear but smaller than the paper's reproduces it in part.
-    """
-    if not ours.beyond(table.tolerance):
-        return "not reproduced"
-    room = _room(ours, table)
-    if ours.mean > paper + room:
-        return "exceeded"
-    return "reproduced" if ours.mean >= paper - room else "reproduced in part"
+    """A difference between two rows against the paper's; see `judge_difference`."""
+    return judge_difference(ours, paper, table.tolerance)
 
 
 def margin(
     ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
 ) -> Interval | None:
-    """How much better `ours` is in a bucket, seed by seed; None if they share no seed."""
+    """How much better `ours` is in a bucket, over the seeds they share; None if there are none.
 
-    def scores(records: Sequence[Record]) -> dict[tuple[Any, ...], float]:
-        return {
-            tuple(v for k, v in sorted(r["cell"].items()) if k != "model"): table.factor
-            * r["test"][bucket][table.score]
-            for r in records
-        }
+    Pairs are results of one seed under one condition; those of several conditions are averaged
+    within their seed.
+    """
+    pairs = [
+        (a["cell"]["seed"], table.sign * table.factor * (x - y))
+        for a, b in _pairs(ours, rival)
+        for x, y in [[record["test"][bucket][table.score] for record in (a, b)]]
+    ]
+    return seed_interval(pairs)
 
-    a, b = scores(ours), scores(rival)
-    shared = [table.sign * (a[key] - b[key]) for key in a if key in b]
-    return interval(shared) if shared else None
+
+def _pairs(ours: Sequence[Record], rival: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Results of two rows that share seed, task and condition."""
+
+    def place(record: Record) -> tuple[Any, ...]:
+        return tuple(v for k, v in sorted(record["cell"].items()) if k != "model")
+
+    others = {place(record): record for record in rival}
+    return [(record, others[place(record)]) for record in ours if place(record) in others]
+
+
+def within_seed(
+    ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
+) -> Interval | None:
+    """How much better `ours` is in the one seed they share, and its interval over sequences.
+
+    Both were asked the same sequences, so these are compared pair by pair. It says how far other
+    test data would move the difference, and nothing of other weights: no verdict rests on it. None
+    where there are several seeds, or no counts for each sequence. Its `count` is of sequences.
+    """
+    pairs = _pairs(ours, rival)
+    if len(pairs) != 1 or table.score != "accuracy":
+        return None
+    answers = [_answers(record, bucket) for record in pairs[0]]
+    (right, asked), (other, same) = answers
+    if len(asked) < 2 or not np.array_equal(asked, same) or not asked.sum():
+        return None
+    gains, total = right - other, asked.sum()
+    mean = gains.sum() / total
+    # Sequences have unequally many questions: the deviation of a ratio.
+    rest = gains - mean * asked
+    count = len(asked)
+    error = np.sqrt(count / (count - 1) * (rest**2).sum()) / total
+    factor = table.sign * table.factor
+    half = float(t.ppf(0.975, count - 1) * error)
+    return Interval(float(factor * mean), abs(factor) * half, count)
+
+
+def _answers(record: Record, bucket: str) -> tuple[Any, Any]:
+    """Right answers and questions of each sequence; none where a result does not have them."""
+    words = record.get("sequences", {}).get(bucket, "").split()
+    found = np.array([word.split("/") for word in words], dtype=np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def gain_in_words(
+    ours: Sequence[Record], rival: Sequence[Record], bucket: str, table: PaperTable
+) -> str:
+    """A difference between two rows with all that is known of how far it can be trusted."""
+    gain = margin(ours, rival, bucket, table)
+    if gain is None:
+        return ""
+    digits, unit = (1, "points") if table.score == "accuracy" else (3, "bits less")
+    words = f"{show(gain, digits)} {unit}, {seeds_of(gain)}"
+    inner = within_seed(ours, rival, bucket, table)
+    if inner is not None:
+        words += f" (± {inner.half:.{digits}f} over its {inner.count:,} sequences)"
+    return words
 
 
 def seeds_of(value: Interval) -> str:
@@ -158,12 +223,24 @@ def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of
     unsearched = {row_of(r) for r in records if r.get("searched") is False}
     if len(set(rates.values())) == 1:
         every = ", not searched" if unsearched == set(rates) else ""
-        return f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        rate = f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        return rate + _earlier(records, label)
     shown = [
         f"{label(row)} {rate:g}" + (" (not searched)" if row in unsearched else "")
         for row, rate in rates.items()
     ]
-    return f"Learning rate: {', '.join(shown)}."
+    return f"Learning rate: {', '.join(shown)}.{_earlier(records, label)}"
+
+
+def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
+    """Which rates come from before there was a search in stages."""
+    # Records of before say whose search they used, if any, and not which.
+    taken = [r for r in records if r.get("searched")]
+    old = dict.fromkeys(row_of(r) for r in taken if r.get("searched_in", EARLIER) == EARLIER)
+    if not old:
+        return ""
+    whose = "" if set(old) == {row_of(r) for r in records} else f" of {', '.join(map(label, old))}"
+    return f" Rates{whose} from the earlier search (short trials)."
 
 
 def training_notes(records: Sequence[Record]) -> list[str]:
@@ -226,3 +303,133 @@ def score_sheet(
         )
     steps = ["steps"] if len(lengths) > 1 else []
     return Sheet(title, ["model", *steps, "state", *buckets, "paper", "verdict"], rows)
+
+
+def named_by_commit(summary: Summary, records: Sequence[Record], other: Sequence[str]) -> Summary:
+    """A summary whose tables mark rows that do not belong with the others, and whose notes say why.
+
+    A dagger: cells of another version of the kernels or the model than most. A double dagger: cells
+    of other settings than are planned now.
+
+    Args:
+        summary: of these records.
+        records: results with `made_by`.
+        other: rows with cells of other settings.
+    """
+    made: dict[str, dict[str, None]] = {}
+    versions: Counter[str] = Counter()
+    for record in records:
+        versions[_version(record)] += 1
+        made.setdefault(row_of(record), {})[_version(record)] = None
+    if not versions:
+        return summary
+    usual = max(versions, key=lambda code: versions[code])
+    words = {code: _commit_words(records, code) for code in versions}
+    strange = {row: [c for c in codes if c != usual] for row, codes in made.items()}
+    strange = {row: codes for row, codes in strange.items() if codes}
+
+    def label(row: str) -> str:
+        model, bracket, changes = row.partition(" [")
+        return summary.labels.get(model, label_of(model)) + bracket + changes
+
+    marks = {label(row): " †" for row in strange}
+    for row in other:
+        marks[label(row)] = marks.get(label(row), "") + " ‡"
+    sheets = [
+        Sheet(
+            s.title, s.headings, [[line[0] + marks.get(line[0], ""), *line[1:]] for line in s.rows]
+        )
+        for s in summary.sheets
+    ]
+    notes = [f"Cells {words[usual]}{' but for those marked †' if strange else ''}."]
+    for code in versions:
+        rows = ", ".join(label(row) for row, codes in strange.items() if code in codes)
+        if rows:
+            notes.append(f"† {words[code]}, another version of the kernels or the model: {rows}.")
+    if other:
+        names = ", ".join(label(row) for row in other)
+        notes.append(f"‡ made with other settings than are planned now: {names}.")
+    return replace(summary, sheets=sheets, notes=[*summary.notes, *notes])
+
+
+def _commit_words(records: Sequence[Record], code: str) -> str:
+    """Of which commits the cells of one version are, in words."""
+    found: dict[str, None] = {}
+    for record in records:
+        made_by = record.get("made_by", {})
+        if _version(record) != code:
+            continue
+        if "code" not in made_by:
+            came = f", committed in {code}" if code else ""
+            return f"of before commits were kept{came}"
+        changed = " with changes" if made_by.get("dirty") else ""
+        found[str(made_by.get("commit", "unknown"))[:7] + changed] = None
+    return f"of commit {', '.join(found)}"
+
+
+def history_sheet(past: Sequence[Record], records: Sequence[Record]) -> Sheet | None:
+    """What stood in a table before: its figure in the last class then and now, and why it went.
+
+    Several seeds of a row that went together are one line. None where nothing was replaced.
+
+    Args:
+        past: results of the history.
+        records: those of today.
+    """
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in past:
+        if any(name != "all" for name in record.get("test", {})):
+            groups.setdefault(_replacement(record), []).append(record)
+    rows = []
+    # Generation by generation: a cell's oldest comes first.
+    order = list(dict.fromkeys(made for _, _, _, made, _ in groups))
+    for key in sorted(groups, key=lambda key: order.index(key[3])):
+        row, place, trained, made, reason = key
+        members = groups[key]
+        last = [name for name in members[0]["test"] if name != "all"][-1]
+        seeds = {member["cell"]["seed"] for member in members}
+        today = [
+            record
+            for record in records
+            if (row_of(record), _place(record)) == (row, place) and record["cell"]["seed"] in seeds
+        ]
+        score = TASKS[members[0]["cell"]["task"]].score
+        factor, digits = (100, 1) if score == "accuracy" else (1, 3)
+        then, now = (over_seeds(side, last, score, factor) for side in (members, today))
+        bits = [member["validation"]["all"]["bits"] for member in members]
+        rows.append(
+            [
+                label_of(row) + (f", {place}" if place else ""),
+                trained,
+                f"{sum(bits) / len(bits):.3f}",
+                *(show(then, digits), show(now, digits)),
+                *(made.removeprefix("of "), reason),
+            ]
+        )
+    if not rows:
+        return None
+    headings = ["model", "steps, rate", "validation bits", "last class then", "now", "made", "why"]
+    return Sheet("Results that were replaced", headings, rows)
+
+
+def _replacement(record: Record) -> tuple[str, ...]:
+    """What results that went together have in common."""
+    trained = f"{record.get('steps', 0):,} at {record['training'].get('learning_rate'):g}"
+    reason = record.get("replaced", {}).get("reason") or "no reason was given"
+    made = _commit_words([record], _version(record))
+    return row_of(record), _place(record), trained, made, reason
+
+
+def _version(record: Record) -> str:
+    """Of which version of the kernels and the model a result is: a hash of their source.
+
+    Old ones tell the commit they came with instead, or nothing at all.
+    """
+    made_by = record.get("made_by", {})
+    return str(made_by.get("code") or made_by.get("committed_in", ""))
+
+
+def _place(record: Record) -> str:
+    """Further coordinates of a result, in words."""
+    known = ("task", "model", "seed", "set")
+    return ", ".join(f"{k} {v}" for k, v in record["cell"].items() if k not in known)

@@ -1,146 +1,418 @@
-"""Learning rates (and Exponential's decay rate) for each model, searched on validation data.
+"""Settings of each row, searched in stages on validation data, with the same budget for all.
 
-Every model gets the same number of trials of the same length: most try learning rates alone, one
-with a fixed rate of decay fewer of them at several decay rates. What came out is in `search.json`,
-with all trials; `vort tune` makes it anew. The test split plays no part.
+Stage 1 tries seven settings for a small share of a run, stage 2 the best three for a quarter,
+stage 3 the best two for all of it; the lowest bits on the validation split win. Learning rates lie
+between 3e-4 and 1e-2; a row with a decay of its own to choose spends some of its seven trials on
+that. Where the best of a stage lies at the edge of what its row has tried, the value beyond is
+tried in that stage too, and the one beyond that. The seed is one of no table, and no test split is
+seen.
+
+All that was ever tried is in `trials.jsonl`, a line each; it only grows, and the best settings
+follow from it. `vort tune` makes trials, `vort tune --collect` takes them up.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from vort.files import write_atomically
 from vort.lab.experiments.cell import Cell, RunFolder, Size
-from vort.lab.experiments.experiment import Experiment
+from vort.lab.experiments.experiment import Experiment, Record
+from vort.lab.experiments.models import MODELS
+from vort.lab.report.folder import read_cells
 from vort.lab.tasks import make_task
 
-__all__ = ["SEED", "best_of", "has_fixed_decay", "search_cells", "searched", "trials"]
+__all__ = [
+    "EARLIER",
+    "FILE",
+    "PLANNED",
+    "RATES",
+    "SEED",
+    "RowSearch",
+    "append",
+    "chosen_in",
+    "collect",
+    "has_fixed_decay",
+    "known_scores",
+    "line_of",
+    "model_settings",
+    "read_lines",
+    "row_searches",
+    "searched",
+]
 
-# Of no table, so that a setting is not chosen for the weights it is then judged with.
+Line = Mapping[str, Any]
+Settings = dict[str, Any]
+# What a trial came to, by its cell: bits, or None where training broke down; no entry: not done.
+Scores = Mapping[str, float | None]
+
+FILE = Path(__file__).with_name("trials.jsonl")
+# Of no table, so that a setting is not chosen for the weights and data it is then judged with.
 SEED = 100
-# Learning rates for most models, and for those that try several decay rates as well.
-_RATES: dict[Size, tuple[float, ...]] = {
-    "laptop": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3e-3, 6e-3),
-    "paper": (1e-3, 2e-3, 3e-3, 4e-3, 8e-3, 1.6e-2),
-}
-_FEW_RATES: dict[Size, tuple[float, ...]] = {"laptop": (4e-3, 8e-3), "paper": (2e-3, 4e-3)}
+RATIO = (1e-2 / 3e-4) ** (1 / 6)
+RATES = tuple(float(f"{3e-4 * RATIO**step:.1e}") for step in range(7))
+# Shares of a run in stages 2 and 3, and how many of a stage go on to the next.
+_LATER = (0.25, 1.0)
+_GO_ON = (3, 2)
+# Trials of each stage, those beyond an edge apart.
+PLANNED = (len(RATES), *_GO_ON)
+# Values beyond an edge that a stage tries at most: where bits fall for ever, something is wrong.
+_BEYOND = 5
+# Trials of before there were stages: all of one length, a few hundredths of a run at paper size.
+EARLIER = "before stages"
+# What a trial beyond an edge has in the place where a cell says whose settings it takes.
+_PAST_EDGE = "beyond the edge, "
+# Where the slowest rate of a mixture starts, as time constants in shares of the length.
+_HORIZONS = (0.1, 0.3, 1.0, 3.0)
+
+
+def read_lines(file: Path | None = None) -> list[Line]:
+    """All trials that were taken up, the oldest first; those of `FILE` by default."""
+    file = file or FILE
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @cache
-def _results() -> dict[str, Any]:
-    text = files("vort.lab.experiments").joinpath("search.json").read_text()
-    found: dict[str, Any] = json.loads(text)
-    return found
+def _taken_up() -> list[Line]:
+    return read_lines()
 
 
-def searched(search: str, size: Size) -> dict[str, Any] | None:
+def searched(search: str, size: Size, lines: Sequence[Line] | None = None) -> Settings | None:
     """The best settings that a search found; None if there was no such search.
 
-    search: whose, by experiment and model; nobody is taken for another.
+    Of the deepest stage that a row came to, those with the lowest score; where it was never
+    searched in stages, those of the earlier search. A row that was defined anew and searched again
+    counts as it was defined last.
+
+    Args:
+        search: whose, by experiment and row; nobody is taken for another.
+        size: "laptop" or "paper".
+        lines: trials; those taken up by default.
 
     >>> searched("pilot/vort", "laptop"), searched("pilot/vort_new", "laptop")
     ({'learning_rate': 0.006}, None)
     """
-    experiment, _, model = search.partition("/")
-    found = _results().get(size, {}).get(experiment, {}).get(model)
-    return None if found is None else dict(found["best"])
+    best = _best(search, size, _taken_up() if lines is None else lines)
+    return None if best is None else dict(best["settings"])
 
 
-def has_fixed_decay(config: Any) -> bool:
+def chosen_in(search: str, size: Size, lines: Sequence[Line] | None = None) -> str:
+    """Where the best settings of a search come from: "stage 3", or `EARLIER`; "": nowhere."""
+    best = _best(search, size, _taken_up() if lines is None else lines)
+    if best is None:
+        return ""
+    return EARLIER if best.get("stage") is None else f"stage {best['stage']}"
+
+
+def _best(search: str, size: Size, lines: Iterable[Line]) -> Line | None:
+    experiment, _, row = search.partition("/")
+    place = (size, experiment, row)
+    own = [line for line in lines if (line["size"], line["experiment"], line["row"]) == place]
+    staged = [line for line in own if line.get("stage") is not None]
+    staged = [line for line in staged if line.get("of") == staged[-1].get("of")]
+    # A trial that broke down has no score and cannot win.
+    finished = [line for line in staged if line["score"] is not None]
+    deepest = max((line["stage"] for line in finished), default=None)
+    if deepest is None:
+        finished = [x for x in own if x.get("search") == EARLIER and x["score"] is not None]
+    else:
+        finished = [line for line in finished if line["stage"] == deepest]
+    return min(finished, key=lambda line: float(line["score"]), default=None)
+
+
+def has_fixed_decay(config: Mapping[str, Any]) -> bool:
     """Whether a model has one rate of decay that it does not learn."""
     return config.get("memory") == "exponential" and not config.get("learn_rates", True)
 
 
-def trials(experiment: Experiment, cell: Cell) -> list[dict[str, Any]]:
-    """The settings to try: `learning_rate`, and for a fixed decay `exponential_rate`.
+def model_settings(found: Mapping[str, Any], config: Mapping[str, Any], own: bool) -> Settings:
+    """What of searched settings goes to a model: a decay goes to a row that has such a one.
 
     Args:
-        experiment: the cell's.
-        cell: of the model.
+        found: by `searched`.
+        config: of the row that takes them.
+        own: whether they are of the row's own search; a rate that is learned starts where its own
+            search says, not where the search for a fixed one does.
     """
-    shares = experiment.decays.get(cell.size)
-    if shares is None or not has_fixed_decay(cell.config):
-        return [{"learning_rate": rate} for rate in _RATES[cell.size]]
-    length = make_task(**cell.task).length
-    return [
-        {"learning_rate": rate, "exponential_rate": 1 / (share * length)}
-        for rate in _FEW_RATES[cell.size]
-        for share in shares
-    ]
+    memory = config.get("memory")
+    takes = {
+        "exponential_rate": has_fixed_decay(config) or (own and memory == "exponential"),
+        "horizon": memory == "mixture",
+    }
+    return {name: value for name, value in found.items() if takes.get(name, False)}
 
 
-def search_cells(
+@dataclass(frozen=True)
+class _Axis:
+    """A setting beside the learning rate: the values to try, and where the others are tried."""
+
+    name: str
+    values: tuple[float, ...]
+    start: float
+
+
+def _axis(experiment: Experiment, cell: Cell) -> _Axis | None:
+    """The decay that a row has to choose, or where it is learned its start; None: no such."""
+    memory, shares = cell.config.get("memory"), experiment.decays.get(cell.size)
+    if memory == "exponential" and shares is not None:
+        length = make_task(**cell.task).length
+        values = tuple(sorted(1 / (share * length) for share in shares))
+        return _Axis("exponential_rate", values, values[len(values) // 2])
+    if memory == "mixture":
+        # Of the task, not of the row's present horizon: that is what the last search found.
+        length = make_task(**cell.task).length
+        return _Axis("horizon", tuple(round(share * length) for share in _HORIZONS), length)
+    return None
+
+
+@dataclass(frozen=True)
+class RowSearch:
+    """The search of one row: what to try next, from what its trials came to so far.
+
+    Attributes:
+        experiment: its table.
+        cell: the row's first in that table.
+        share: of a run, in stage 1.
+    """
+
+    experiment: Experiment
+    cell: Cell
+    share: float = 1 / 16
+
+    @property
+    def row(self) -> str:
+        """Its name."""
+        return self.cell.model
+
+    def next(self, scores: Scores, stages: int = 3) -> list[Cell]:
+        """The trials to do now; none where the search is over, or nothing came to an end.
+
+        stages: how many there are to be.
+        """
+        return self._walk(scores, stages)[1]
+
+    def stage(self, scores: Scores, stages: int = 3) -> int:
+        """The one that the next trial is of; 0 where there is none."""
+        following = self.next(scores, stages)
+        return int(following[0].tags["stage"]) if following else 0
+
+    def finished(self, scores: Scores, stages: int = 3) -> int:
+        """How many trials are done, of those that there are."""
+        return self._walk(scores, stages)[0]
+
+    def _walk(self, scores: Scores, stages: int) -> tuple[int, list[Cell]]:
+        """Through the stages, as far as they are done: how many trials are, and what comes next."""
+        tried: list[Settings] = []
+        settings, done = self._first(scores), 0
+        for stage in range(1, stages + 1):
+            missing = self._missing(stage, settings, scores)
+            done += len(settings) - len(missing)
+            if missing:
+                return done, missing
+            for number in range(1, _BEYOND + 1):
+                further = self._beyond(stage, settings, [*tried, *settings], scores)
+                missing = self._missing(stage, further, scores, number)
+                done += len(further) - len(missing)
+                if missing:
+                    return done, missing
+                settings = [*settings, *further]
+                if not further:
+                    break
+            tried += settings
+            if stage < stages:
+                settings = self._ranked(stage, settings, scores)[: _GO_ON[stage - 1]]
+        return done, []
+
+    def trial(self, stage: int, settings: Mapping[str, Any], beyond: int = 0) -> Cell:
+        """The cell of a trial: shortened, on the search's seed, its test split left alone.
+
+        beyond: its number among those of its stage beyond an edge; 0: it is one of the plan.
+        """
+        cell = self.cell.shortened((self.share, *_LATER)[stage - 1])
+        own = dict(settings)
+        training = {**cell.training, "learning_rate": own.pop("learning_rate"), "test_sequences": 0}
+        words = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        return replace(
+            cell,
+            seed=SEED,
+            task={**cell.task, "seed": SEED},
+            config={**cell.config, **own},
+            training=training,
+            after={},
+            tags={**cell.tags, "stage": stage, "trial": words},
+            search=f"{_PAST_EDGE}{beyond}" if beyond else "",
+        )
+
+    def _first(self, scores: Scores) -> list[Settings]:
+        """The seven of stage 1; with a decay to choose, learning rates come first.
+
+        Decays are tried at the best of those; until they are done, they are all there is.
+        """
+        axis = _axis(self.experiment, self.cell)
+        if axis is None:
+            return [{"learning_rate": rate} for rate in RATES]
+        others = [value for value in axis.values if value != axis.start]
+        count = len(RATES) - len(others)
+        places = [round(i * (len(RATES) - 1) / (count - 1)) for i in range(count)]
+        rates = [{"learning_rate": RATES[place], axis.name: axis.start} for place in places]
+        if self._missing(1, rates, scores):
+            return rates
+        ranked = self._ranked(1, rates, scores)
+        return [*rates, *({**ranked[0], axis.name: value} for value in others if ranked)]
+
+    def _missing(
+        self, stage: int, settings: Iterable[Settings], scores: Scores, beyond: int = 0
+    ) -> list[Cell]:
+        cells = [self.trial(stage, each, beyond) for each in settings]
+        return [cell for cell in cells if cell.fingerprint not in scores]
+
+    def _score(self, stage: int, settings: Settings, scores: Scores) -> float | None:
+        return scores.get(self.trial(stage, settings).fingerprint)
+
+    def _ranked(self, stage: int, settings: Iterable[Settings], scores: Scores) -> list[Settings]:
+        """The best first; those that broke down are left out."""
+        found = [(self._score(stage, each, scores), each) for each in settings]
+        finished = [(score, each) for score, each in found if score is not None]
+        return [each for _, each in sorted(finished, key=lambda pair: pair[0])]
+
+    def _beyond(
+        self, stage: int, settings: Sequence[Settings], tried: Sequence[Settings], scores: Scores
+    ) -> list[Settings]:
+        """Where the best of a stage lies at an edge of what was tried: the settings beyond it."""
+        ranked = self._ranked(stage, settings, scores)
+        if not ranked:
+            return []
+        best, found = ranked[0], []
+        for name, value in best.items():
+            values = sorted({each[name] for each in tried})
+            if len(values) < 2 or value not in (values[0], values[-1]):
+                continue
+            low = value == values[0]
+            if name == "learning_rate":
+                further = float(f"{value / RATIO if low else value * RATIO:.1e}")
+            else:
+                ratio = values[1] / values[0] if low else values[-1] / values[-2]
+                further = float(f"{value / ratio if low else value * ratio:.3g}")
+            whole = isinstance(value, int)
+            found.append({**best, name: max(2, round(further)) if whole else further})
+        return [each for each in found if each not in tried]
+
+
+def row_searches(
     experiment: Experiment,
     size: Size,
-    models: Sequence[str] | None = None,
-    share: float = 0.5,
+    rows: Sequence[str] | None = None,
+    share: float = 1 / 16,
     data: Path | None = None,
-) -> list[Cell]:
-    """A cell for every trial of every model: its table's first cell, shortened, on seed 100.
-
-    The first trial of every model comes before the second of any: side by side on a GPU, workers
-    then compile kernels of different models, and find those of later trials compiled.
-    """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must lie in (0, 1], got {share}")
+) -> list[RowSearch]:
+    """The search of every row of an experiment, or of those named, in the table's order."""
+    if not 0 < share <= _LATER[0]:
+        raise ValueError(f"share must lie in (0, {_LATER[0]:g}], got {share}")
     firsts: dict[str, Cell] = {}
     for cell in experiment.cells(size, data):
         firsts.setdefault(cell.model, cell)
-    unknown = set(models or ()) - set(firsts)
+    unknown = set(rows or ()) - set(firsts)
     if unknown:
         known = ", ".join(firsts) or "none, for want of cells"
-        raise ValueError(f"models must be of {known}, got {', '.join(sorted(unknown))}")
-    chosen = [cell for name, cell in firsts.items() if models is None or name in models]
-    rounds = zip(*(enumerate(trials(experiment, cell)) for cell in chosen), strict=True)
-    return [
-        _trial(cell, number, trial, share)
-        for each in rounds
-        for cell, (number, trial) in zip(chosen, each, strict=True)
-    ]
+        raise ValueError(f"rows must be of {known}, got {', '.join(sorted(unknown))}")
+    chosen = [cell for name, cell in firsts.items() if rows is None or name in rows]
+    return [RowSearch(experiment, cell, share) for cell in chosen]
 
 
-def _trial(cell: Cell, number: int, trial: dict[str, Any], share: float) -> Cell:
-    settings = dict(trial)
-    cell = cell.shortened(share)
-    # Test data play no part: they are not even scored.
-    rate = settings.pop("learning_rate")
-    training = {**cell.training, "learning_rate": rate, "test_sequences": 0}
-    return replace(
-        cell,
-        seed=SEED,
-        task={**cell.task, "seed": SEED},
-        config={**cell.config, **settings},
-        training=training,
-        after={},
-        tags={**cell.tags, "trial": number},
-        search="",
-    )
+def line_of(record: Record) -> Settings:
+    """A finished trial as a line: what was tried, what it came to, and where.
 
-
-def best_of(experiment: Experiment, cells: Sequence[Cell], folder: RunFolder) -> dict[str, Any]:
-    """For each model: the best settings, all trials, and what they cost.
-
-    A trial that broke down has no bits and cannot win.
+    Its score is the bits of the whole validation split; of a row that is to be best at the longest
+    lags (`Model.judged_by`), those of the last class.
     """
-    found: dict[str, Any] = {}
-    for cell in cells:
-        record = folder.read(cell)
-        settings = trials(experiment, cell)[cell.tags["trial"]]
-        bits = None if record is None else record["validation"]["all"]["bits"]
-        entry = found.setdefault(cell.model, {"trials": [], "steps": None})
-        entry["trials"].append({**settings, "bits": bits})
-        if record is not None:
-            entry["steps"] = record["steps"]
-    for entry in found.values():
-        finished = [trial for trial in entry["trials"] if trial["bits"] is not None]
-        if not finished:
-            raise RuntimeError("no trial of a model came to an end: nothing to choose from")
-        best = min(finished, key=lambda trial: trial["bits"])
-        rates = sorted({trial["learning_rate"] for trial in entry["trials"]})
-        entry["best"] = {key: value for key, value in best.items() if key != "bits"}
-        # Of one or two rates each is at an edge, which says nothing.
-        entry["at_edge"] = len(rates) > 2 and best["learning_rate"] in (rates[0], rates[-1])
+    cell, made_by = record["cell"], record["made_by"]
+    classes = {name: each["bits"] for name, each in record.get("validation", {}).items()}
+    judged = "all"
+    if _for_long_lags(cell["model"]) and classes:
+        judged = [name for name in classes if name != "all"][-1]
+    speed = record.get("tokens_per_second")
+    tokens = record["task"].get("length", 0) * record["training"].get("batch_size", 0)
+    versions = ("vort", "torch", "numpy", "scipy", "python")
+    return {
+        "size": record["scale"],
+        "experiment": record["experiment"],
+        "row": cell["model"],
+        "stage": cell["stage"],
+        "share": cell.get("share", 1),
+        "settings": _settings_in(cell["trial"]),
+        "beyond": int((record.get("searched") or "").rpartition(_PAST_EDGE)[2] or 0),
+        "seed": cell["seed"],
+        "steps": record.get("steps"),
+        "judged": judged,
+        "score": classes.get(judged),
+        "bits": classes,
+        **({"error": record["error"]} if "error" in record else {}),
+        "seconds": record.get("seconds"),
+        "step_seconds": None if not speed else round(tokens / speed, 5),
+        **{key: made_by.get(key) for key in ("device", "commit", "dirty", "code", "command")},
+        "versions": {name: made_by.get(name) for name in versions},
+        "fingerprint": record["fingerprint"],
+        "of": _definition(record),
+    }
+
+
+def _for_long_lags(row: str) -> bool:
+    return row in MODELS and MODELS[row].judged_by == "long"
+
+
+def _settings_in(words: str) -> Settings:
+    pairs = (word.partition("=") for word in words.split(" "))
+    return {name: json.loads(value) for name, _, value in pairs}
+
+
+def _definition(record: Record) -> str:
+    """A short hash of a row as it was defined, whatever was tried of it and for how long."""
+    tried = _settings_in(record["cell"]["trial"])
+    parts = [
+        {key: value for key, value in record[part].items() if key not in {*tried, *_LENGTHS}}
+        for part in ("model", "training")
+    ]
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+# How long a training is, and how it is fed: no part of what a row is.
+_LENGTHS = ("steps", "epochs", "workers", "checkpoint_every")
+
+
+def collect(folder: Path, file: Path | None = None) -> int:
+    """Take up the finished trials of a search's folder; how many were new. None is ever removed."""
+    records = [
+        record
+        for part in sorted(path for path in folder.iterdir() if path.is_dir())
+        for record in read_cells(part, []).values()
+        if "trial" in record.get("cell", {})
+    ]
+    return append([line_of(record) for record in records], file)
+
+
+def append(lines: Sequence[Line], file: Path | None = None) -> int:
+    """Add trials to the file, those that are not there yet; how many they were."""
+    file = file or FILE
+    known = {line.get("fingerprint") for line in read_lines(file)}
+    new = [line for line in lines if line["fingerprint"] not in known]
+    new = list({line["fingerprint"]: line for line in new}.values())
+    if new:
+        before = file.read_text() if file.exists() else ""
+        write_atomically(file, before + "".join(json.dumps(line) + "\n" for line in new))
+    return len(new)
+
+
+def known_scores(
+    searches: Sequence[RowSearch], folder: RunFolder, lines: Sequence[Line]
+) -> dict[str, float | None]:
+    """What finished trials came to, of this folder and of all that was taken up."""
+    found = {x["fingerprint"]: x["score"] for x in lines if x.get("fingerprint") is not None}
+    for name in {search.experiment.name for search in searches}:
+        for record in read_cells(folder.part(name), []).values():
+            if "trial" in record.get("cell", {}):
+                found[record["fingerprint"]] = line_of(record)["score"]
     return found

@@ -9,20 +9,13 @@ is not followed, so that a page one shares holds nothing that was not in it.
 """
 
 import json
-import platform
-import shlex
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy
-import scipy
-import torch
-
-import vort
 from vort.files import read_regular, write_atomically
+from vort.lab.report.provenance import provenance
 
 __all__ = [
     "PICTURES",
@@ -30,7 +23,6 @@ __all__ = [
     "Part",
     "Run",
     "mapping",
-    "plain_command",
     "provenance",
     "read_cells",
     "read_run",
@@ -51,36 +43,6 @@ def write_summary(folder: Path, record: Mapping[str, Any]) -> Path:
     path = folder / "summary.json"
     write_atomically(path, json.dumps({**record, "made_by": provenance()}, indent=1) + "\n")
     return path
-
-
-def provenance() -> dict[str, str]:
-    """Command, versions and device of this process: where a figure came from."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "command": plain_command(sys.argv),
-        "vort": vort.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
-        "device": device,
-    }
-
-
-def plain_command(arguments: Sequence[str]) -> str:
-    """A command line that tells nothing of the machine: absolute paths shrink to their last name.
-
-    >>> plain_command(["/home/ada/bin/vort", "report", "--out=/data/run", "reports/laptop"])
-    'vort report --out=run reports/laptop'
-    """
-    program = Path(arguments[0]).name
-    return shlex.join(["vort" if program == "cli.py" else program, *map(_short, arguments[1:])])
-
-
-def _short(argument: str) -> str:
-    name, equals, value = argument.rpartition("=")
-    return f"{name}{equals}{Path(value).name}" if Path(value).is_absolute() else argument
 
 
 @dataclass(frozen=True)

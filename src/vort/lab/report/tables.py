@@ -13,7 +13,7 @@ from vort.lab.verdicts import VERDICTS, Tone
 
 __all__ = ["Entry", "Grid", "Sheet", "grid"]
 
-_COLOURS: dict[Tone, str] = {"good": "green", "fair": "yellow", "bad": "red"}
+_COLOURS: dict[Tone, str] = {"good": "green", "fair": "yellow", "open": "cyan", "bad": "red"}
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,9 @@ class Books(Task):
         column: where a data set of the hub keeps its text.
         marks: documents stand between `ByteTokenizer`'s beginning and end of text, so that a model
             learns where one ends, and to write no token that is no byte.
+        entities: batches hold an `entity_mask`, 1 at the character by which the rule probe knows
+            that a name has ended. It is found from what stands before in the window: a mark on
+            the name itself would tell the model what it is to predict.
 
     >>> task = Books(length=512)
     >>> batch = task.batch("test", [0])
@@ -79,6 +82,7 @@ class Books(Task):
     max_bytes: int | None = None
     column: str = "text"
     marks: bool = False
+    entities: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", tuple(self.bounds))
@@ -224,26 +228,48 @@ class Books(Task):
         windows = torch.from_numpy(texts.text[offsets].astype(np.int64))
         positions = np.searchsorted(self.bounds, np.arange(self.length), side="right")
         rows = torch.from_numpy(positions.astype(np.int8)).expand(len(indices), -1)
-        return {
+        batch: Batch = {
             "input_ids": windows[:, :-1],
             "labels": windows[:, 1:],
             "buckets": rows,
             "sources": torch.full((1, 1), -1, dtype=torch.int32).expand(*rows.shape),
         }
+        if self.entities:
+            batch["entity_mask"] = torch.stack([_ended_names(row) for row in batch["input_ids"]])
+        return batch
 
     def kinds(self, batch: Batch) -> dict[str, Tensor]:
-        """Names found by the rule probe ("entity"), letters of other words, and the rest."""
+        """Names found by the rule probe ("entity"), letters of other words, and the rest.
+
+        Where batches hold an `entity_mask`, tokens that it marks are a kind of their own.
+        """
         from vort.layers.entity_probe import RuleProbe
 
         tokens = batch["input_ids"]
         named = torch.zeros_like(tokens, dtype=torch.bool)
         for row, ids in enumerate(tokens):
-            # One character for each token, so that spans of characters are spans of tokens.
-            text = bytes(ids.where(ids < 256, 32).tolist()).decode("latin-1")
-            for start, end in RuleProbe().probe(text):
+            for start, end in RuleProbe().probe(_characters(ids)):
                 named[row, start:end] = True
         letters = ((tokens >= 65) & (tokens <= 90)) | ((tokens >= 97) & (tokens <= 122))
-        return {"entity": named, "other letters": ~named & letters, "rest": ~named & ~letters}
+        kinds = {"entity": named, "other letters": ~named & letters, "rest": ~named & ~letters}
+        if "entity_mask" not in batch:
+            return kinds
+        marked = batch["entity_mask"].bool()
+        return {"marked": marked} | {name: kind & ~marked for name, kind in kinds.items()}
+
+
+def _characters(ids: Tensor) -> str:
+    """One character for each token, so that spans of characters are spans of tokens."""
+    return bytes(ids.where(ids < 256, 32).tolist()).decode("latin-1")
+
+
+def _ended_names(ids: Tensor) -> Tensor:
+    """`[T]`: 1 where a name before is known to have ended, from the tokens up to there alone."""
+    from vort.layers.entity_probe import RuleProbe, entity_indicator
+
+    text = _characters(ids)
+    offsets = np.arange(len(text))[:, None] + np.arange(2)
+    return entity_indicator(text, offsets, RuleProbe(causal=True), causal=True).long()
 
 
 class _Texts:

@@ -1,6 +1,6 @@
 """Scores by bucket: of a model on a split, and what several seeds say together."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 from statistics import fmean, stdev
@@ -67,6 +67,7 @@ def evaluate(
     workers: int = 0,
     accelerator: Any = None,
     together: bool = False,
+    seen: Callable[[Mapping[str, Tensor], Tensor], None] | None = None,
 ) -> Metrics:
     """Accuracy, bits and count for each bucket of the task, and for "all".
 
@@ -81,6 +82,7 @@ def evaluate(
             device does all of it.
         together: whether processes must go through as many batches each, as where weights are
             shared out; what is too many is not counted.
+        seen: is shown every batch, as `load` makes it, with its logits `[N, C]`.
     """
     scorer = model if isinstance(model, Scorer) else Scorer(model, task.num_classes)
     device = next(scorer.parameters()).device
@@ -105,6 +107,8 @@ def evaluate(
         if "logits" not in scores:
             raise TypeError("model must give logits to be evaluated, got a loss alone")
         meter.add(scores["logits"], batch["targets"], batch["buckets"])
+        if seen is not None:
+            seen(batch, scores["logits"])
     scorer.train(training)
     if processes > 1:
         meter.sums = accelerator.reduce(meter.sums, reduction="sum")
@@ -137,15 +141,6 @@ class Interval:
     def high(self) -> float:
         """Upper end."""
         return self.mean + self.half
-
-    @property
-    def clear(self) -> bool:
-        """Whether it lies above zero as a whole; never with a single seed."""
-        return self.count > 1 and self.low > 0
-
-    def beyond(self, tolerance: float) -> bool:
-        """Whether it is clear, or with a single seed at least beyond a tolerance."""
-        return self.clear if self.count > 1 else self.mean > tolerance
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: no NaN in it."""

@@ -186,6 +186,7 @@ class Run:
         accelerator: Accelerate's.
         scorer: the model behind `Scorer`, prepared for the device or devices.
         optimizer: prepared likewise.
+        recorded: loss and gradients of a batch as one recording; None where there can be none.
         total: steps of the whole run.
         result: what is known so far.
     """
@@ -214,8 +215,16 @@ class Run:
             self.scorer = scorer
         else:
             self.scorer, self.optimizer = self.accelerator.prepare(scorer, self.plain_optimizer)
+        alone = self.accelerator.num_processes == 1 and config.accumulation == 1
+        on_gpu = self.accelerator.device.type == "cuda" and objective is None
+        self.recorded = self._recorded() if alone and on_gpu and config.record_steps else None
         self.result = TrainingResult()
         self._asked_to_stop = False
+
+    def _recorded(self) -> Callable[[dict[str, Tensor]], Tensor] | None:
+        from vort.models.training import RecordedStep
+
+        return RecordedStep(self.model, lambda batch: self.scorer(batch)["loss"])
 
     def precision(self) -> Any:
         """The context that the model is to be called in; Accelerate's own models bring theirs."""

@@ -294,15 +294,14 @@ def heads_step(inputs: HeadsInputs) -> HeadsOutputs:
         place = x.new_empty(batch, dtype=torch.int64)
     turns = ring is not None and inputs.rope_base is not None
     table = frequencies_of(dim, float(inputs.rope_base), x.device) if turns else None  # type: ignore[arg-type]
-    with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
-        launch(
-            heads_kernel, batch * kv_heads, x, inputs.state, taps, inputs.q_norm, inputs.k_norm,
-            table, ring, inputs.ring_v, inputs.seen, inputs.q_map, inputs.k_map,
-            q, k, v, local, entropy, place, x.stride(0), window, dim**-0.5, inputs.eps,
-            HK=kv_heads, R=heads // kv_heads, D=dim, HALF=half, BH=power_of_two(half),
-            BD=power_of_two(dim), BP=power_of_two(heads // kv_heads + 1, 2),
-            W=1 if taps is None else taps.shape[1], M=features, BM=power_of_two(features),
-            BW=min(power_of_two(window), SLOTS), NORM=inputs.q_norm is not None, TURN=turns,
-            LOCAL=ring is not None, MANY=window > SLOTS, tile=TILE,
-        )  # fmt: skip
+    launch(
+        heads_kernel, batch * kv_heads, x, inputs.state, taps, inputs.q_norm, inputs.k_norm,
+        table, ring, inputs.ring_v, inputs.seen, inputs.q_map, inputs.k_map,
+        q, k, v, local, entropy, place, x.stride(0), window, dim**-0.5, inputs.eps,
+        HK=kv_heads, R=heads // kv_heads, D=dim, HALF=half, BH=power_of_two(half),
+        BD=power_of_two(dim), BP=power_of_two(heads // kv_heads + 1, 2),
+        W=1 if taps is None else taps.shape[1], M=features, BM=power_of_two(features),
+        BW=min(power_of_two(window), SLOTS), NORM=inputs.q_norm is not None, TURN=turns,
+        LOCAL=ring is not None, MANY=window > SLOTS, tile=TILE,
+    )  # fmt: skip
     return HeadsOutputs(q, k, v, local, entropy, place)

@@ -7,7 +7,6 @@ the state is read once and written once, and nothing waits for the scale before.
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -231,20 +230,19 @@ def memory_step(heads: HeadsOutputs, inputs: MemoryInputs) -> Tensor:
     out = heads.v.new_empty(batch, num_heads * value_dim)
     warps = min(16, max(2, at_once * keys * values // 2048))
     logits, gate, mix = inputs.logits, inputs.gate, inputs.mix
-    with torch.cuda.device_of(G):
-        launch(
-            memory_kernel, batch * num_heads, G, b, heads.q, heads.k, heads.v, logits,
-            inputs.order_bias, inputs.write_bias, inputs.read_bias, heads.entropy, mix,
-            inputs.polynomials, inputs.log_decay, heads.local, gate, inputs.norm, heads.place,
-            inputs.seen, out, logits.stride(0), 0 if gate is None else gate.stride(0),
-            0 if mix is None else mix.stride(0), inputs.order_min, inputs.eps, inputs.norm_eps,
-            H=num_heads, R=num_heads // heads.v.shape[1], S=scales, CS=at_once,
-            BS=power_of_two(scales, 1), N=inputs.polynomials.shape[1], K=key_dim, V=value_dim,
-            BK=keys, BV=values, BH=power_of_two(num_heads),
-            NORMALIZER=NORMALIZER_CODES[inputs.normalizer], SELF=inputs.include_self,
-            HAS_WRITE=inputs.write_bias is not None, HAS_READ=inputs.read_bias is not None,
-            HAS_ENTROPY=mix is not None and heads.entropy is not None,
-            HAS_LOCAL=heads.local is not None, HAS_GATE=gate is not None,
-            HAS_NORM=inputs.norm is not None, tile=Tile(0, warps, 1, early=True),
-        )  # fmt: skip
+    launch(
+        memory_kernel, batch * num_heads, G, b, heads.q, heads.k, heads.v, logits,
+        inputs.order_bias, inputs.write_bias, inputs.read_bias, heads.entropy, mix,
+        inputs.polynomials, inputs.log_decay, heads.local, gate, inputs.norm, heads.place,
+        inputs.seen, out, logits.stride(0), 0 if gate is None else gate.stride(0),
+        0 if mix is None else mix.stride(0), inputs.order_min, inputs.eps, inputs.norm_eps,
+        H=num_heads, R=num_heads // heads.v.shape[1], S=scales, CS=at_once,
+        BS=power_of_two(scales, 1), N=inputs.polynomials.shape[1], K=key_dim, V=value_dim,
+        BK=keys, BV=values, BH=power_of_two(num_heads),
+        NORMALIZER=NORMALIZER_CODES[inputs.normalizer], SELF=inputs.include_self,
+        HAS_WRITE=inputs.write_bias is not None, HAS_READ=inputs.read_bias is not None,
+        HAS_ENTROPY=mix is not None and heads.entropy is not None,
+        HAS_LOCAL=heads.local is not None, HAS_GATE=gate is not None,
+        HAS_NORM=inputs.norm is not None, tile=Tile(0, warps, 1, early=True),
+    )  # fmt: skip
     return out

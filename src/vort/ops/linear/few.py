@@ -236,12 +236,11 @@ def _run(
     counts = [-(-n // tall) for n in sizes[: 1 if gated else None]]
     constants = {f"N{i}": n for i, n in enumerate([*sizes, *[0] * len(absent)])}
     constants |= {f"T{i}": n for i, n in enumerate([*strides, *[0] * len(absent)])}
-    with torch.cuda.device_of(x):  # the GPU that holds the data, whichever is current
-        launch(
-            few_kernel, sum(counts), x, scale, residual, out, *weights, *absent, rows, float(eps),
-            K=inner, BK=block, BN=tall, BR=high, **constants, HAS_NORM=norm is not None,
-            HAS_RESIDUAL=residual is not None, GATED=gated, tile=tile,
-        )  # fmt: skip
+    launch(
+        few_kernel, sum(counts), x, scale, residual, out, *weights, *absent, rows, float(eps),
+        K=inner, BK=block, BN=tall, BR=high, **constants, HAS_NORM=norm is not None,
+        HAS_RESIDUAL=residual is not None, GATED=gated, tile=tile,
+    )  # fmt: skip
     return out
 
 

@@ -267,7 +267,8 @@ def computed_again(heads: Heads) -> Iterator[None]:
             return number, x.shape, None, 0
         number = storages.get(x.untyped_storage().data_ptr())
         if number is None or x.dtype != heads[number].dtype:  # type: ignore[union-attr]
-            return x
+            # Detached: an output would hold the node that holds it, and neither would be freed.
+            return x.detach()
         return number, x.shape, x.stride(), x.storage_offset()
 
     def unpack(kept: Any) -> Tensor:

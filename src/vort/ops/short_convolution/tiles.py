@@ -35,7 +35,7 @@ BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8,
 # Positions and channels in a block of the convolution's own gradients.
 TAPS, WIDE = Tile(32, 4, 1), 64
 # Programs that share the blocks of a backward: each leaves sums of its own.
-PROGRAMS, PROGRAMS_OF_TAPS = 1536, 3072
+PROGRAMS, PROGRAMS_OF_TAPS = 3168, 3072
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -106,7 +106,7 @@ def tap(taps, i, lag: tl.constexpr, C: tl.constexpr, HALF: tl.constexpr, BH: tl.
 @triton.jit
 def scale_of(a, b, inside, eps, D: tl.constexpr):
     """What RMS norm multiplies rows by, ``[BT, 1]``."""
-    square = (tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1))[:, None] / D
+    square = tl.sum(a * a + b * b, axis=1)[:, None] * (1.0 / D)
     return tl.rsqrt(tl.where(inside, square, 1.0) + eps)
 
 
@@ -171,6 +171,19 @@ def plain_product(a, b, acc, NARROW: tl.constexpr):
     else:
         acc = tl.dot(a.to(NARROW), b.to(NARROW), acc)
     return acc
+
+
+@triton.jit
+def set_apart(x, mask):
+    """x where the mask of its rows holds, by a detour that keeps a product's layout to itself.
+
+    The compiler gives whatever meets a product's result its layout, which suits no load: what is
+    loaded after it would pass through shared memory.
+    """
+    R: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1]
+    apart = tl.reshape(x, [R, 2, N // 2])
+    return tl.reshape(tl.where(mask[:, :, None], apart, 0.0), [R, N])
 
 
 @triton.jit
@@ -299,8 +312,9 @@ def heads_tile_kernel(
         at = r * (heads * D) + i
         if TURN:
             turned = tl.where(query, q_turned, k_turned) + base
-            place = (row * turn_stride + old) * HALF + i
-            store_turned(turned, za, zb, cos, sin, at, place, inside, i, HALF, BH)
+            c, s = cos + (row * turn_stride + t0) * HALF, sin + (row * turn_stride + t0) * HALF
+            place = (old - t0) * HALF + i
+            store_turned(turned, za, zb, c, s, at, place, inside, i, HALF, BH)
         out = tl.where(query, q, k)
         if MAPPED:
             w = tl.where(query, q_map, k_map)
@@ -361,6 +375,16 @@ def came_back(
 
 
 @triton.jit
+def ask(rows, mask):
+    """Have lines brought near that are loaded later; rows: where each begins, ``[BT, 1]``."""
+    if ON_GPU:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+            "=r,l,r", [rows, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def sums_back(
     x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
     n, h, part, parts, count, blocks, length, batch_units, turn_stride, eps,
@@ -411,19 +435,24 @@ def sums_back(
             features = plain + (first * H + h) * (2 * M)
             dp = load_half(features, r * (H * 2 * M) + j, inside, j, M, BM)
             dm = load_half(features, r * (H * 2 * M) + M + j, inside, j, M, BM)
+            if TURNED:
+                ask(turned + (first * H + h) * D + r * (H * D), inside)
             za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
             fence_loads(step)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
             dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
             dl -= m * (dm - tl.sum(m * dm, axis=1)[:, None])
-            da = plain_product(dl, tl.trans(wa), zero, NARROW)
-            db = plain_product(dl, tl.trans(wb), zero, NARROW)
+            da = set_apart(plain_product(dl, tl.trans(wa), zero, NARROW), inside)
+            db = set_apart(plain_product(dl, tl.trans(wb), zero, NARROW), inside)
             ma = plain_product(tl.trans(za), dl, ma, NARROW)
             mb = plain_product(tl.trans(zb), dl, mb, NARROW)
         base = (first * H + h) * D
-        place = (row * turn_stride + old) * HALF + i
+        place = (old - t0) * HALF + i
+        c, s = cos, sin
+        if TURN:
+            c, s = cos + (row * turn_stride + t0) * HALF, sin + (row * turn_stride + t0) * HALF
         da, db = came_back(
-            da, db, plain, turned, cos, sin, base, r * (H * D) + i, place, inside, i, HALF, BH,
+            da, db, plain, turned, c, s, base, r * (H * D) + i, place, inside, i, HALF, BH,
             TURN, PLAIN and not MAPPED, TURNED,
         )  # fmt: skip
         da, db, na, nb = through_head(ua, ub, da, db, fa, fb, na, nb, inside, eps, D, NORM)

@@ -241,11 +241,10 @@ def _run(inputs: Inputs, *, update: bool = False) -> Tensors:
     steps = min(STEPS, power_of_two(length, 1))
     spans = -(-length // steps)
     outputs = _shapes(inputs)
-    with torch.cuda.device_of(inputs.x):  # the GPU that holds the data, whichever is current
-        launch(
-            heads_kernel, batch * spans * blocks, *inputs[:8], *outputs, *_numbers(inputs, spans),
-            STEPS=steps, UPDATE=update, tile=WALK, **constants,
-        )  # fmt: skip
+    launch(
+        heads_kernel, batch * spans * blocks, *inputs[:8], *outputs, *_numbers(inputs, spans),
+        STEPS=steps, UPDATE=update, tile=WALK, **constants,
+    )  # fmt: skip
     return outputs
 
 

@@ -8,43 +8,46 @@ import numpy as np
 
 from vort.fractional import gl_partial_sums
 from vort.fractional.bounds import bank_growth
+from vort.lab.report.figures.kernels import growth
 from vort.lab.report.figures.paper_figure import Found, Need, PaperFigure
-from vort.lab.report.figures.style import BLUE, GREY, ORANGE, SKY, SURFACE, YELLOW, canvas
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, SKY, SURFACE, canvas
 
 __all__ = ["OVERVIEW"]
 
 _STEPS = 1000
+# Four kinds of query: experiment, kind in its `reads` (see `_mean`), name, line.
 # Curves that lie on one another stay visible: broad and pale below, thin and dark above.
-_ZIPF_LINES: tuple[dict[str, Any], ...] = (
-    {"color": SKY, "lw": 5, "marker": "o", "ms": 9},
-    {"color": BLUE, "lw": 2, "marker": "s", "ms": 5},
-    {"color": "black", "lw": 1, "ls": ":", "marker": ".", "ms": 5},
-)
-_COPY_LINES: tuple[dict[str, Any], ...] = (
-    {"color": YELLOW, "lw": 5, "marker": "o", "ms": 9},
-    {"color": ORANGE, "lw": 2, "marker": "D", "ms": 5},
-    {"color": "black", "lw": 1, "ls": "--", "marker": ".", "ms": 5},
+_QUERIES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("pilot", "first lag", "Zipf query, answer near", {"color": SKY, "lw": 5, "marker": "o"}),
+    ("pilot", "last lag", "Zipf query, answer far", {"color": BLUE, "lw": 2, "marker": "s"}),
+    ("label_copy", "lag", "entity named again (copy)", {"color": ORANGE, "lw": 2, "marker": "D"}),
+    ("pilot", "filler", "filler, asks for nothing", {"color": GREY, "lw": 1.4, "marker": "."}),
 )
 
 
 def draw(path: Path, found: Found) -> None:
     """Three panels in a row."""
-    with canvas(path, 14.6, 4.5) as drawing:
+    with canvas(path, 14.6, 5.2) as drawing:
         left, middle, right = drawing.subfigures(1, 3, width_ratios=(1.02, 1, 1))
         _growth(left.add_subplot(projection="3d"))
         _landscape(middle.add_subplot(), found["pilot"]["by_order"])
-        _reads(right.add_subplot(), found["pilot"]["reads"], found["label_copy"]["reads"])
+        _reads(right, found)
 
 
 def _growth(axis: Any) -> None:
-    """The exact sums as a surface, the power t^a/Γ(a+1) as lines on it."""
+    """The exact sums as a surface, the power t^a/Γ(a+1) and states of the recurrences on it."""
     orders = np.linspace(0.05, 1, 40)
     steps = np.unique(np.geomspace(1, _STEPS, 60).round().astype(int))
     sums = gl_partial_sums(np.array(orders), _STEPS - 1).numpy()[:, steps - 1]
     grid = np.meshgrid(np.log10(steps), orders)
     options = {"rcount": 60, "ccount": 60, "lw": 0, "antialiased": False, "rasterized": True}
     axis.plot_surface(*grid, np.log10(sums), cmap=SURFACE, **options)
+    few = steps[::9]
     for order in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
+        norms = growth(order, np.ones((_STEPS, 1)))[few - 1]
+        label = "from the recurrences" if order == 1.0 else None
+        places = np.log10(few), np.full(len(few), order), np.log10(norms)
+        axis.plot(*places, ".", color="white", mec="black", mew=0.5, ms=6, zorder=10, label=label)
         power = [bank_growth(order, int(t))[1] for t in steps]
         label = r"bound $t^{\alpha}/\Gamma(\alpha+1)$" if order == 1.0 else None
         curve = axis.plot(np.log10(steps), np.full(len(steps), order), np.log10(power), zorder=9)
@@ -95,31 +98,40 @@ def _together(rows: Sequence[Mapping[str, Any]]) -> tuple[float, list[float | No
     return float((orders * counts.sum(1)).sum() / total.sum()), pooled
 
 
-def _reads(axis: Any, pilot: Mapping[str, Any], copy: Mapping[str, Any]) -> None:
-    """Shares of the time scales in what queries read: first layer, mean over heads."""
-    for record, task, lines in ((pilot, "Zipf", _ZIPF_LINES), (copy, "copy", _COPY_LINES)):
-        layer = record["layers"][0]
-        classes = [name for name in layer["kinds"] if name.startswith("lag ")]
-        for name, line in zip(classes, lines, strict=False):
-            axis.plot(_shares(layer, name), label=f"{task} query, {_lag(name)}", **line)
-    scales = len(layer["time_constants"])
-    axis.axhline(1 / scales, color=GREY, lw=1, ls=":")
-    axis.text(0, 1 / scales, "all alike", fontsize=8, color=GREY, va="bottom")
-    axis.set_xticks(range(scales), [_time(x) for x in reversed(layer["time_constants"])])
-    axis.set(xlabel="time constant of the scale (steps)", ylabel="share of the reading")
-    axis.set_ylim(bottom=0)
-    axis.set_title("(c) learned read weights over time scales")
-    axis.legend(fontsize=8.5, loc="upper left")
+def _reads(drawing: Any, found: Found) -> None:
+    """What four kinds of query read, by order of the token and by time scale; mean over heads."""
+    upper, lower = drawing.subplots(2, 1)
+    layers = {name: found[name]["reads"]["layers"][0] for name in ("pilot", "label_copy")}
+    levels = found["pilot"]["reads"]["levels"]
+    middles = (np.arange(levels) + 0.5) / levels
+    for experiment, kind, label, line in _QUERIES:
+        layer = layers[experiment]
+        upper.plot(middles, _mean(layer, kind, "levels"), ms=5, label=label, **line)
+        # From the quickest scale to the slowest.
+        lower.plot(_mean(layer, kind, "shares")[::-1], ms=5, **line)
+    edges = np.linspace(0, 1, levels + 1)
+    for layer, label, style in zip(layers.values(), ("Zipf", "copy"), (":", "--"), strict=True):
+        every = np.mean(layer["written"], axis=0)
+        upper.stairs(every, edges, color="black", ls=style, label=f"all tokens, {label}")
+    constants = layers["pilot"]["time_constants"]
+    lower.axhline(1 / len(constants), color="black", lw=1, ls=":")
+    lower.set_xticks(range(len(constants)), [_time(x) for x in reversed(constants)])
+    upper.set(xlabel="order of the token that is read", ylabel="share", xlim=(0, 1))
+    lower.set(xlabel="time constant of the scale (steps)", ylabel="share")
+    for axis in (upper, lower):
+        axis.set_ylim(bottom=0)
+    upper.set_title("(c) what four kinds of query read, measured")
+    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
 
 
-def _shares(layer: Mapping[str, Any], kind: str) -> np.ndarray:
-    """From the quickest scale to the slowest."""
-    shares: np.ndarray = np.mean(layer["kinds"][kind]["shares"], axis=0)
-    return shares[::-1]
-
-
-def _lag(name: str) -> str:
-    return name.replace("<=", "≤ ").replace(">", "> ").replace("-", "–")
+def _mean(layer: Mapping[str, Any], wanted: str, key: str) -> np.ndarray:
+    """Of a kind of query, or of all lags, each as often as it is asked; mean over heads."""
+    kinds = layer["kinds"]
+    lags = [name for name in kinds if name.startswith("lag ")]
+    chosen = {"first lag": lags[:1], "last lag": lags[-1:], "lag": lags}.get(wanted, [wanted])
+    counts = [kinds[name]["count"] for name in chosen]
+    means = [np.mean(kinds[name][key], axis=0) for name in chosen]
+    return np.asarray(np.average(means, axis=0, weights=counts))
 
 
 def _time(steps: float | None) -> str:
@@ -130,19 +142,22 @@ OVERVIEW = PaperFigure(
     "overview",
     draw,
     "(a) Norm that a bank state reaches after t tokens of norm 1, all alike: exact partial sums of "
-    "the weights (surface) and the bound t^a/Γ(a+1) of proposition bankgrowth (dashed), computed. "
+    "the weights (surface) and the bound t^a/Γ(a+1) of proposition bankgrowth (dashed), computed; "
+    "dots: states of the auxiliary recurrences (eq. aux-recurrence), run token by token. "
     "(b) Accuracy at the queries of Zipf retrieval by distance and by the order of the token that "
     "holds the answer. One trained VORT; the order of these tokens is imposed, all else is left as "
     "learned; the top row shows the orders that it gave them itself. The paper simulates this "
-    "panel. (c) Shares of the time scales in what queries read, mean over test queries of VORT "
-    "trained on Zipf retrieval (lag d as often as 1/d) and on label copy (mentions at uniform "
-    "positions, so mostly long lags). The two models read different scales, in line with the lags "
-    "each was trained on; within a task, queries whose answers lie near or far are read alike, "
-    "since a query shows its key and nothing that tells the distance. The paper's equations have "
-    "no such weights. (b) and (c) are of one seed.",
+    "panel. (c) What four kinds of query read, mean over test queries and heads of VORT trained on "
+    "Zipf retrieval (lag d as often as 1/d) and on label copy (mentions at uniform positions, so "
+    "mostly long lags): queries whose answer is near or far by the task's classes of lag, entities "
+    "that are named again, and fillers, which ask for nothing. Above: share of the retrieval "
+    "weights p of eq. retrieval-loss, gates and read weights included, by order of the token that "
+    "is read, beside the orders of all tokens; below: learned read weights over time scales, which "
+    "the paper's equations do not have. A query shows its key and nothing that tells the distance. "
+    "(b) and (c) are of one seed.",
     needs=(
         Need("pilot", "by_order"),
-        Need("pilot", "reads"),
-        Need("label_copy", "reads"),
+        Need("pilot", "reads", "levels"),
+        Need("label_copy", "reads", "levels"),
     ),
 )

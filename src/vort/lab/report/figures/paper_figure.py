@@ -12,16 +12,23 @@ from vort.lab.report.folder import mapping, provenance, read_cells
 __all__ = ["Found", "Need", "PaperFigure", "caption_of", "read_records", "write_captions"]
 
 _VERSIONS = ("vort", "torch", "numpy", "scipy", "python", "device")
-# Records of cells by the name of their experiment.
+# Records of cells by `Need.source`.
 Found = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Need:
-    """A measure that VORT's cell of an experiment must have kept."""
+    """A measure that a cell of an experiment, VORT's, must have kept, and what must be in it."""
 
     experiment: str
     key: str
+    part: str = ""
+    model: str = "vort"
+
+    @property
+    def source(self) -> str:
+        """Whose cell, as `Found` names it: the experiment, and the model where it is not VORT."""
+        return self.experiment if self.model == "vort" else f"{self.experiment}/{self.model}"
 
     def __str__(self) -> str:
         """As people say it.
@@ -29,7 +36,14 @@ class Need:
         >>> print(Need("pilot", "strip"), "and", Need("plasticity", "plasticity"))
         strip of pilot and plasticity
         """
-        return self.key if self.key == self.experiment else f"{self.key} of {self.experiment}"
+        name = f"{self.part} of {self.key}" if self.part else self.key
+        return name if name == self.experiment else f"{name} of {self.experiment}"
+
+    def met(self, record: Mapping[str, Any]) -> bool:
+        """Whether a cell has it; one of an earlier version may lack the part."""
+        if mapping(record.get("cell")).get("model") != self.model or self.key not in record:
+            return False
+        return not self.part or self.part in mapping(record[self.key])
 
 
 @dataclass(frozen=True)
@@ -54,35 +68,35 @@ class PaperFigure:
 
     def missing(self, found: Found) -> tuple[Need, ...]:
         """What must be measured before this can be drawn; empty if nothing."""
-        lacking = tuple(need for need in self.needs if need.experiment not in found)
-        if self.any_of and not any(need.experiment in found for need in self.any_of):
-            lacking += self.any_of
+        lacking = tuple(need for need in self.needs if need.source not in found)
+        if self.any_of and not any(need.source in found for need in self.any_of):
+            lacking += tuple(need for need in self.any_of if need.model == "vort")
         return lacking
 
 
 def read_records(folder: Path, needs: Iterable[Need]) -> dict[str, dict[str, Any]]:
-    """For each experiment the first VORT cell that has all that is needed of it; none, no entry.
+    """For each source the first cell that has all that is needed of it; none, no entry.
 
     The first in seed, then in name: figures show one model. What cannot be read is passed over.
     """
-    keys: dict[str, set[str]] = {}
+    by_source: dict[str, list[Need]] = {}
     for need in needs:
-        keys.setdefault(need.experiment, set()).add(need.key)
+        by_source.setdefault(need.source, []).append(need)
     found = {}
-    for experiment, wanted in keys.items():
+    for source, wanted in by_source.items():
         records = [
             record
-            for record in read_cells(folder / experiment, []).values()
-            if wanted <= set(record) and mapping(record.get("cell")).get("model") == "vort"
+            for record in read_cells(folder / wanted[0].experiment, []).values()
+            if all(need.met(record) for need in wanted)
         ]
         if records:
-            found[experiment] = min(records, key=lambda record: record["cell"]["seed"])
+            found[source] = min(records, key=lambda record: record["cell"]["seed"])
     return found
 
 
 def caption_of(figure: PaperFigure, found: Found, files: Sequence[str]) -> dict[str, Any]:
     """Caption, files and origin of a figure, ready for JSON."""
-    drawn = {need.experiment for need in (*figure.needs, *figure.any_of)} & set(found)
+    drawn = {need.source for need in (*figure.needs, *figure.any_of)} & set(found)
     return {
         "name": figure.name,
         "files": list(files),

@@ -8,14 +8,31 @@ from typing import Any
 import numpy as np
 
 from vort.lab.report.figures.paper_figure import Found, Need, PaperFigure
-from vort.lab.report.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, YELLOW, figure
+from vort.lab.report.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    YELLOW,
+    canvas,
+    figure,
+)
 
 __all__ = ["ALPHA_HIST", "draw_by_lag", "draw_by_position", "draw_cost", "draw_orders"]
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = "os^DvPX<>"
-_TASKS = {"pilot": "Zipf retrieval", "label_copy": "label copy", "books": "books"}
+# What figure alpha-hist shows, as far as a run has it.
+_ORDERS = {
+    Need("pilot", "orders"): "Zipf retrieval",
+    Need("label_copy", "orders"): "label copy",
+    Need("ablations", "orders", model="vort_no_entity"): "label copy, entities not told",
+    Need("ablations", "orders", model="vort_with_inputs"): "label copy, entities told",
+    Need("books", "orders"): "books",
+}
 _KINDS = {
     "first": "anchor or first mention",
     "again": "query or later mention",
@@ -89,8 +106,13 @@ def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
 
 def draw_orders(path: str | Path, tasks: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     """Histograms of orders by kind of token, one panel a task (figure alpha-hist)."""
-    with figure(path, len(tasks), 4.6 * len(tasks), 3.6) as axes:
-        for axis, (title, orders) in zip(axes, tasks.items(), strict=True):
+    columns = min(len(tasks), 3)
+    rows = -(-len(tasks) // columns)
+    with canvas(path, 4.6 * columns, 3.6 * rows) as drawing:
+        axes = drawing.subplots(rows, columns, squeeze=False)
+        for axis in axes.flat[len(tasks) :]:
+            axis.set_axis_off()
+        for axis, (title, orders) in zip(axes.flat, tasks.items(), strict=False):
             bins = np.linspace(0, 1, orders["bins"] + 1)
             layer = {kind: found for kind, found in orders["layers"][0].items() if found["count"]}
             for (kind, found), colour in zip(layer.items(), (ORANGE, GREEN, BLUE), strict=False):
@@ -102,12 +124,17 @@ def draw_orders(path: str | Path, tasks: Mapping[str, Any], kinds: Mapping[str, 
             highest = max((max(found["histogram"]) for found in layer.values()), default=1.0)
             axis.set(xlabel="order", title=title, xlim=(0, 1), ylim=(0, 1.38 * highest))
             axis.legend(fontsize=8, loc="upper left")
-        axes[0].set_ylabel("share of tokens and heads")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("share of tokens and heads")
 
 
 def _alpha_hist(path: Path, found: Found) -> None:
-    """One panel for each task that the run has."""
-    present = {title: found[name]["orders"] for name, title in _TASKS.items() if name in found}
+    """One panel for each model that the run has."""
+    present = {
+        title: found[need.source]["orders"]
+        for need, title in _ORDERS.items()
+        if need.source in found
+    }
     draw_orders(path, present, _KINDS)
 
 
@@ -115,8 +142,9 @@ ALPHA_HIST = PaperFigure(
     "alpha-hist",
     _alpha_hist,
     "Orders that a trained VORT gives to the tokens of test sequences, all heads of the first "
-    "layer together, by kind of token; dotted: means. Training supervises no order. In text, names "
-    "are found by the rule probe; at laptop scale the texts are source code of Python's standard "
-    "library.",
-    any_of=tuple(Need(name, "orders") for name in _TASKS),
+    "layer together, by kind of token; dotted: means. Training supervises no order. Two panels of "
+    "label copy differ in one thing: whether the router is told who is an entity (eq. routing); "
+    "both have a window of local attention and are told its entropy. In text, names are found by "
+    "the rule probe; at laptop scale the texts are source code of Python's standard library.",
+    any_of=tuple(_ORDERS),
 )

@@ -132,11 +132,10 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     tiling, rows, numbers, constants = _arguments(inputs)
     tile = tiling.forward
     (out,) = _shapes(inputs)
-    with torch.cuda.device_of(out):  # the GPU that holds the data, whichever is current
-        launch(
-            favor_kernel, blocks(rows, tile.columns), dense(inputs.x), dense(inputs.projection),
-            out, rows, *numbers, BT=tile.columns, tile=tile, **constants,
-        )  # fmt: skip
+    launch(
+        favor_kernel, blocks(rows, tile.columns), dense(inputs.x), dense(inputs.projection),
+        out, rows, *numbers, BT=tile.columns, tile=tile, **constants,
+    )  # fmt: skip
     return (out,)
 
 
@@ -144,12 +143,11 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     tiling, rows, numbers, constants = _arguments(inputs)
     tile, x = tiling.backward, dense(inputs.x)
     dx = torch.empty_like(x)
-    with torch.cuda.device_of(x):
-        launch(
-            favor_gradient_kernel, blocks(rows, tile.columns), x, dense(inputs.projection),
-            dense(grads[0]), dx, rows, x.shape[-1], *numbers, BT=tile.columns, tile=tile,
-            **constants,
-        )  # fmt: skip
+    launch(
+        favor_gradient_kernel, blocks(rows, tile.columns), x, dense(inputs.projection),
+        dense(grads[0]), dx, rows, x.shape[-1], *numbers, BT=tile.columns, tile=tile,
+        **constants,
+    )  # fmt: skip
     return (dx,)
 
 

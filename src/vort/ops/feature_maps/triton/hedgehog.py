@@ -140,11 +140,10 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     tokens, heads, tiling, constants = _sizes(inputs)
     tile = tiling.forward
     (out,) = _shapes(inputs)
-    with torch.cuda.device_of(out):  # the GPU that holds the data, whichever is current
-        launch(
-            hedgehog_kernel, heads * blocks(tokens, tile.columns), dense(inputs.x),
-            dense(inputs.weight), out, tokens, BT=tile.columns, tile=tile, **constants,
-        )  # fmt: skip
+    launch(
+        hedgehog_kernel, heads * blocks(tokens, tile.columns), dense(inputs.x),
+        dense(inputs.weight), out, tokens, BT=tile.columns, tile=tile, **constants,
+    )  # fmt: skip
     return (out,)
 
 
@@ -155,11 +154,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     parts = min(blocks(tokens, tile.columns), max(1, PROGRAMS // (heads * chunks)))
     dx = torch.empty_like(x)
     partial = x.new_empty(parts, *weight.shape, dtype=torch.float32)
-    with torch.cuda.device_of(x):
-        launch(
-            hedgehog_gradient_kernel, parts * heads * chunks, x, weight, dense(grads[0]), dx,
-            partial, tokens, parts, BT=tile.columns, tile=tile, **constants,
-        )  # fmt: skip
+    launch(
+        hedgehog_gradient_kernel, parts * heads * chunks, x, weight, dense(grads[0]), dx,
+        partial, tokens, parts, BT=tile.columns, tile=tile, **constants,
+    )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 
 

@@ -75,13 +75,12 @@ def _forward(inputs: Inputs) -> Tensors:
     tiling, tensors, numbers, constants = _arguments(inputs)
     batch, length, heads, _ = inputs.q.shape
     o, entropy, lse = _shapes(inputs)
-    with torch.cuda.device_of(inputs.q):  # the GPU that holds the data, whichever is current
-        launch(
-            attend_kernel, batch * heads * _blocks(length, tiling.rows),
-            *tensors, o, lse, entropy, *numbers,
-            BM=tiling.rows, BN=tiling.attend.columns, ENTROPY=inputs.with_entropy,
-            tile=tiling.attend, **constants,
-        )  # fmt: skip
+    launch(
+        attend_kernel, batch * heads * _blocks(length, tiling.rows),
+        *tensors, o, lse, entropy, *numbers,
+        BM=tiling.rows, BN=tiling.attend.columns, ENTROPY=inputs.with_entropy,
+        tile=tiling.attend, **constants,
+    )  # fmt: skip
     return o, entropy, lse
 
 
@@ -94,17 +93,16 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     batch, length, heads, _ = q.shape
     constants["ENTROPY"] = dentropy is not None
     dq, dk, dv, shared = (torch.empty_like(x) for x in (q, k, v, lse))
-    with torch.cuda.device_of(q):
-        launch(
-            query_kernel, batch * heads * _blocks(length, tiling.rows),
-            *tensors, o, lse, entropy, do, dentropy, dq, shared, *numbers,
-            BM=tiling.rows, BN=tiling.query.columns, tile=tiling.query, **constants,
-        )  # fmt: skip
-        launch(
-            key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
-            *tensors, lse, shared, do, dentropy, dk, dv, *numbers,
-            BM=tiling.key.columns, BN=tiling.rows, tile=tiling.key, **constants,
-        )  # fmt: skip
+    launch(
+        query_kernel, batch * heads * _blocks(length, tiling.rows),
+        *tensors, o, lse, entropy, do, dentropy, dq, shared, *numbers,
+        BM=tiling.rows, BN=tiling.query.columns, tile=tiling.query, **constants,
+    )  # fmt: skip
+    launch(
+        key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
+        *tensors, lse, shared, do, dentropy, dk, dv, *numbers,
+        BM=tiling.key.columns, BN=tiling.rows, tile=tiling.key, **constants,
+    )  # fmt: skip
     return dq, dk, dv
 
 

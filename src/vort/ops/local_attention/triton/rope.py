@@ -85,11 +85,10 @@ def _turn(x: Tensor, positions: Tensor, base: float, back: bool) -> tuple[Tensor
     heads, half, count = x.shape[-2], x.shape[-1] // 2, positions.numel()
     rows = x.numel() // max(2 * half, 1)
     cos, sin = angles(positions, 2 * half, base)
-    with torch.cuda.device_of(x):
-        launch(
-            rotate_kernel, -(-rows // ROWS), x, cos, sin, y, rows, count,
-            H=heads, HALF=half, BC=power_of_two(half, 1), BR=ROWS, BACK=back, tile=WHOLE,
-        )  # fmt: skip
+    launch(
+        rotate_kernel, -(-rows // ROWS), x, cos, sin, y, rows, count,
+        H=heads, HALF=half, BC=power_of_two(half, 1), BR=ROWS, BACK=back, tile=WHOLE,
+    )  # fmt: skip
     return (y,)
 
 
@@ -99,12 +98,11 @@ def angles(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Tensor]:
     cos, sin = (
         torch.empty(count, half, dtype=torch.float32, device=positions.device) for _ in range(2)
     )
-    with torch.cuda.device_of(positions):
-        launch(
-            angle_kernel, -(-count // ROWS), positions.contiguous(),
-            frequencies_of(dim, base, positions.device), cos, sin, count,
-            HALF=half, BC=power_of_two(half, 1), BR=ROWS, tile=WHOLE,
-        )  # fmt: skip
+    launch(
+        angle_kernel, -(-count // ROWS), positions.contiguous(),
+        frequencies_of(dim, base, positions.device), cos, sin, count,
+        HALF=half, BC=power_of_two(half, 1), BR=ROWS, tile=WHOLE,
+    )  # fmt: skip
     return cos, sin
 
 

@@ -80,11 +80,10 @@ def attend_step(
     q, k, v = (x.contiguous() for x in (q, k, v))
     o = v.new_empty(batch, 1, heads, width)
     entropy = q.new_empty(batch, 1, heads, dtype=torch.float32)
-    with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
-        launch(
-            step_kernel, batch * kv_heads, q, k, v, ring_k, ring_v, seen, o, entropy,
-            ring_k.shape[1], scale, HK=kv_heads, R=heads // kv_heads, D=dim, V=width,
-            BD=power_of_two(dim), BV=power_of_two(width), BW=ROWS, tile=Tile(0, 4, 1),
-        )  # fmt: skip
+    launch(
+        step_kernel, batch * kv_heads, q, k, v, ring_k, ring_v, seen, o, entropy,
+        ring_k.shape[1], scale, HK=kv_heads, R=heads // kv_heads, D=dim, V=width,
+        BD=power_of_two(dim), BV=power_of_two(width), BW=ROWS, tile=Tile(0, 4, 1),
+    )  # fmt: skip
     seen.add_(1)
     return o, entropy

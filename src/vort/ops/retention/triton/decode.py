@@ -131,18 +131,17 @@ def _step(
     code = NORMALIZER_CODES[normalizer]
     sizes = {"H": heads, "S": num_scales, "K": key_dim, "BK": keys, "NORM": code}
     rows = sequences * heads
-    with torch.cuda.device_of(G):
+    launch(
+        step_kernel, rows * -(-value_dim // columns),
+        G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
+        V=value_dim, BV=columns, HAS_READ=read is not None, SELF=include_self,
+        tile=Tile(columns, 4 if keys <= 64 else 8, 3), **sizes,
+    )  # fmt: skip
+    if b is not None:
         launch(
-            step_kernel, rows * -(-value_dim // columns),
-            G, b, q, k, v, write, read, log_decay, o, rate_h, eps,
-            V=value_dim, BV=columns, HAS_READ=read is not None, SELF=include_self,
-            tile=Tile(columns, 4 if keys <= 64 else 8, 3), **sizes,
+            step_sums_kernel, rows, b, k, write, log_decay, rate_h,
+            SB=b.shape[2], SP=power_of_two(b.shape[2], 1), tile=Tile(0, 2, 3), **sizes,
         )  # fmt: skip
-        if b is not None:
-            launch(
-                step_sums_kernel, rows, b, k, write, log_decay, rate_h,
-                SB=b.shape[2], SP=power_of_two(b.shape[2], 1), tile=Tile(0, 2, 3), **sizes,
-            )  # fmt: skip
     return o
 
 

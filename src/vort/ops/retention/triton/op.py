@@ -178,18 +178,17 @@ def _forward(inputs: Inputs) -> Tensors:
     """Outputs, final G and b, raw normaliser; then what backward may start from."""
     q, k, v, write, log_decay, read, G, b, *_ = _dense(inputs)
     p = Spans.of(inputs)
-    with torch.cuda.device_of(q):  # the GPU that holds the data, whichever is current
-        states = _states(p, k, v, write, log_decay, (G, b), inputs.output_final_state)
-        o = torch.empty_like(v)
-        den = v.new_empty(v.shape[:-1], dtype=torch.float32) if p.normalizer else None
-        columns = p.tiling.output.columns
-        launch(
-            output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
-            q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length,
-            p.spans, _rate_stride(log_decay), inputs.eps,
-            BV=columns, HAS_READ=read is not None,
-            tile=p.tiling.output, **p.block(),
-        )  # fmt: skip
+    states = _states(p, k, v, write, log_decay, (G, b), inputs.output_final_state)
+    o = torch.empty_like(v)
+    den = v.new_empty(v.shape[:-1], dtype=torch.float32) if p.normalizer else None
+    columns = p.tiling.output.columns
+    launch(
+        output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
+        q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length,
+        p.spans, _rate_stride(log_decay), inputs.eps,
+        BV=columns, HAS_READ=read is not None,
+        tile=p.tiling.output, **p.block(),
+    )  # fmt: skip
     kept = (states.G, states.b) if p.keeps_states else states.carry
     return o, states.G_last, states.b_last, den, *kept
 
@@ -218,56 +217,55 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     p, decay_grad, rate_stride = Spans.of(inputs), needs[4], _rate_stride(log_decay)
     tiling = p.tiling
     do = torch.zeros_like(v) if do is None else do
-    with torch.cuda.device_of(q):
-        shift = None
-        if den is not None:
-            scaled, shift = torch.empty_like(do), torch.empty_like(den)
-            launch(
-                normalizer_kernel, _cdiv(den.numel(), 32),
-                o, do, den, scaled, shift, den.numel(), inputs.eps,
-                V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
-            )  # fmt: skip
-            do = scaled
-        flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
-        row_part = column_part = None
-        if decay_grad:
-            sizes = (p.row_blocks, p.heads, tiling.scales)
-            row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
-
-        G, b = states or NOTHING
-        if G is None or not p.keeps_states:
-            first, carry = (G_first, b_first), (G, b)
-            G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=carry)
-        dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
+    shift = None
+    if den is not None:
+        scaled, shift = torch.empty_like(do), torch.empty_like(den)
         launch(
-            query_kernel, p.row_blocks * p.heads,
-            q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, row_part, p.table,
-            p.length, p.spans, rate_stride, BV=tiling.query.columns, tile=tiling.query, **flags,
+            normalizer_kernel, _cdiv(den.numel(), 32),
+            o, do, den, scaled, shift, den.numel(), inputs.eps,
+            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
         )  # fmt: skip
+        do = scaled
+    flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
+    row_part = column_part = None
+    if decay_grad:
+        sizes = (p.row_blocks, p.heads, tiling.scales)
+        row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
 
-        R, rb, dG, db, dlog_spans, _ = _states(
-            p, q, do, read, log_decay, _both(p, q, dG_last, db_last), G_first is not None, shift,
-            reverse=True, others=(G, b) if decay_grad else NOTHING,
+    G, b = states or NOTHING
+    if G is None or not p.keeps_states:
+        first, carry = (G_first, b_first), (G, b)
+        G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=carry)
+    dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
+    launch(
+        query_kernel, p.row_blocks * p.heads,
+        q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, row_part, p.table,
+        p.length, p.spans, rate_stride, BV=tiling.query.columns, tile=tiling.query, **flags,
+    )  # fmt: skip
+
+    R, rb, dG, db, dlog_spans, _ = _states(
+        p, q, do, read, log_decay, _both(p, q, dG_last, db_last), G_first is not None, shift,
+        reverse=True, others=(G, b) if decay_grad else NOTHING,
+    )  # fmt: skip
+    del G, b, states, kept
+    dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
+    blocks = _cdiv(p.value_dim, tiling.key.columns)
+    # one value block: both at once; several: keys walk over them, values have a program each
+    for keys, values, programs in (
+        [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
+    ):
+        launch(
+            key_kernel, p.row_blocks * p.heads * programs,
+            q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, column_part,
+            p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
+            BV=tiling.key.columns, tile=tiling.key, **flags,
         )  # fmt: skip
-        del G, b, states, kept
-        dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
-        blocks = _cdiv(p.value_dim, tiling.key.columns)
-        # one value block: both at once; several: keys walk over them, values have a program each
-        for keys, values, programs in (
-            [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
-        ):
-            launch(
-                key_kernel, p.row_blocks * p.heads * programs,
-                q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, column_part,
-                p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
-                BV=tiling.key.columns, tile=tiling.key, **flags,
-            )  # fmt: skip
-        dlog_decay = None
-        if dlog_spans is not None and row_part is not None and column_part is not None:
-            inside = (row_part.sum(0) + column_part.sum(0))[:, : p.num_scales]
-            dlog_decay = dlog_spans.sum(0) + inside
-            dlog_decay = dlog_decay.sum(0) if log_decay.dim() == 1 else dlog_decay
-            dlog_decay = dlog_decay.to(log_decay.dtype)
+    dlog_decay = None
+    if dlog_spans is not None and row_part is not None and column_part is not None:
+        inside = (row_part.sum(0) + column_part.sum(0))[:, : p.num_scales]
+        dlog_decay = dlog_spans.sum(0) + inside
+        dlog_decay = dlog_decay.sum(0) if log_decay.dim() == 1 else dlog_decay
+        dlog_decay = dlog_decay.to(log_decay.dtype)
     return dq, dk, dv, dwrite, dlog_decay, dread, dG, db
 
 

@@ -1,0 +1,100 @@
+"""From the cells of a folder to tables and verdicts: the one way, of a run or of what is kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.cell import Cell, RunFolder, Size
+from vort.lab.experiments.experiment import Experiment, Summary
+from vort.lab.experiments.scores import history_sheet, named_by_commit, row_of
+
+__all__ = ["Summarised", "summarise"]
+
+
+@dataclass(frozen=True)
+class Summarised:
+    """What a folder says of an experiment.
+
+    Attributes:
+        experiment: which.
+        size: "laptop" or "paper".
+        share: of the cells' training.
+        summary: tables, verdicts, figures and notes.
+        records: the results it was made from.
+    """
+
+    experiment: Experiment
+    size: Size
+    share: float
+    summary: Summary
+    records: list[dict[str, Any]]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.records) or self.experiment.direct
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, with the command that makes it."""
+        made_by = [record["made_by"] for record in self.records]
+        command = f"vort reproduce --scale {self.size} --only "
+        command += ",".join((*self.experiment.uses, self.experiment.name))
+        command += "" if self.share == 1 else f" --share {self.share:g}"
+        return {
+            "title": self.experiment.title,
+            "about": self.experiment.about,
+            "scale": self.size,
+            "trained_on": sorted({f"{made['device']}, torch {made['torch']}" for made in made_by}),
+            "command": command,
+            **self.summary.to_dict(command),
+        }
+
+
+def summarise(
+    experiment: Experiment,
+    folder: RunFolder,
+    size: Size,
+    *,
+    data: Path | None = Path("books"),
+    share: float = 1.0,
+) -> Summarised:
+    """All that a folder has of an experiment: its cells, those of others it uses, and its history.
+
+    Args:
+        experiment: of `EXPERIMENTS`.
+        folder: of the run.
+        size: "laptop" or "paper".
+        data: folder of texts; nothing of it is read.
+        share: of each cell's training.
+    """
+    records: list[dict[str, Any]] = []
+    other: dict[str, None] = {}
+    for source in (experiment, *(EXPERIMENTS[name] for name in experiment.uses)):
+        for cell in source.cells(size, data):
+            short = cell.shortened(share)
+            record = folder.read(short)
+            if record is not None:
+                records.append(record)
+                other |= _stranger(short, record)
+    for name in (experiment.name, *experiment.uses):
+        records += folder.changed(name, size, share)
+    summary = experiment.summarise(records, size)
+    if summary.sheets:
+        shown = [record for record in records if _shows(experiment, summary, record)]
+        rows = {row_of(record) for record in shown}
+        summary = named_by_commit(summary, shown, [row for row in other if row in rows])
+        past = history_sheet(folder.history(experiment.name), records)
+        summary = replace(summary, sheets=[*summary.sheets, *([past] if past else [])])
+    return Summarised(experiment, size, share, summary, records)
+
+
+def _stranger(cell: Cell, record: Mapping[str, Any]) -> dict[str, None]:
+    return {} if cell.made_as(record) else {row_of(record): None}
+
+
+def _shows(experiment: Experiment, summary: Summary, record: Mapping[str, Any]) -> bool:
+    """Whether a table shows this result: its own, or one of another experiment that it uses."""
+    if record["experiment"] == experiment.name or experiment.name in record:
+        return True
+    return record["cell"]["model"] in summary.labels

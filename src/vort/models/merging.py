@@ -1,0 +1,159 @@
+"""Memories that add up: states aged, put together and taken apart again, without reading again.
+
+States are sums of what tokens wrote, each decayed by constants. So a text can be read once and
+apart, its state kept, and later aged by any number of steps in closed form, added to the states of
+other texts, and subtracted again. In one layer the sum is what reading the texts in a row would
+have left, but for the first tokens of each: their convolution and window then reach into the text
+before. In the layers above it is an approximation: what a token writes there depends on what the
+layers below remember of the texts before it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vort.models.cache_vort import VortCache
+
+__all__ = ["aged", "merged", "without"]
+
+_MEMORY = "memory."
+
+
+@torch.no_grad()
+def aged(model: Any, cache: VortCache, steps: int | Tensor) -> VortCache:
+    """A copy whose memory is `steps` tokens older, as if these had written nothing.
+
+    Window and convolution, which hold the last tokens themselves, stay as they are.
+
+    Args:
+        model: that the cache is of.
+        cache: of any batch size.
+        steps: 0 or more; or one for each row, `[B]`.
+    """
+    found = cache.copy()
+    for index in _layers(model, [cache]):
+        state, memory = _state(cache, index), _memory(model, index)
+        old = memory.aged(_memory_of(state), _each(steps, cache))
+        _store(found, index, {**state, **_named(old)})
+    return found
+
+
+@torch.no_grad()
+def merged(
+    model: Any, caches: Sequence[VortCache], ages: Sequence[int | Tensor] | None = None
+) -> VortCache:
+    """One memory of several texts that were read apart; window and convolution are the last's.
+
+    Args:
+        model: that the caches are of.
+        caches: of the texts, the last one nearest; of one batch size.
+        ages: how many tokens ago each text ended. By default as if they had been read in a row:
+            each as long ago as the texts after it are long.
+    """
+    if not caches:
+        raise ValueError("merged needs at least one memory, got none")
+    if ages is not None and len(ages) != len(caches):
+        raise ValueError(f"ages must be one for each of {len(caches)} memories, got {len(ages)}")
+    counts = [_seen(cache) for cache in caches]
+    if len({len(count) for count in counts}) > 1:
+        rows = ", ".join(str(len(count)) for count in counts)
+        raise ValueError(f"memories must be of one batch size, got {rows} rows")
+    if ages is None:
+        ages = [
+            sum(counts[number + 1 :], torch.zeros_like(counts[0])) for number in range(len(counts))
+        ]
+    found = caches[-1].copy()
+    for index in _layers(model, caches):
+        memory = _memory(model, index)
+        parts = [
+            memory.aged(_memory_of(_state(cache, index)), _each(age, cache))
+            for cache, age in zip(caches, ages, strict=True)
+        ]
+        total = {name: _sum([part[name] for part in parts]) for name in parts[0]}
+        _store(found, index, {**_state(caches[-1], index), **_named(total)})
+        found.positions[index] = sum(cache.seen(index) for cache in caches)
+    return found
+
+
+@torch.no_grad()
+def without(model: Any, cache: VortCache, other: VortCache, ago: int | Tensor = 0) -> VortCache:
+    """A copy whose memory has lost a text: its state, read apart, is subtracted.
+
+    Args:
+        model: that both are of.
+        cache: what is left of it is returned; window and convolution stay as they are.
+        other: the text's, as it was when it was merged.
+        ago: how many tokens have been read since that text ended.
+    """
+    found = cache.copy()
+    for index in _layers(model, [cache, other]):
+        old = _memory(model, index).aged(_memory_of(_state(other, index)), _each(ago, other))
+        state = _state(cache, index)
+        rest = {name: x - old[name].to(x.device) for name, x in _memory_of(state).items()}
+        _store(found, index, {**state, **_named(rest)})
+        found.positions[index] = max(0, cache.seen(index) - other.seen(index))
+    return found
+
+
+def _layers(model: Any, caches: Sequence[VortCache]) -> range:
+    """All layers of the model; every cache must have seen something with as many."""
+    count = model.config.num_hidden_layers
+    for cache in caches:
+        if cache.num_layers != count:
+            raise ValueError(f"a memory is of {cache.num_layers} layers, the model has {count}")
+        if len(cache.states) < count:
+            raise ValueError("a memory that has seen nothing cannot be aged, merged or taken away")
+    return range(count)
+
+
+def _memory(model: Any, index: int) -> Any:
+    return model.get_decoder().layers[index].self_attn.memory
+
+
+def _state(cache: VortCache, index: int) -> Mapping[str, Tensor]:
+    found = cache.load_state(index)
+    assert found is not None
+    return found
+
+
+def _memory_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(_MEMORY): x for n, x in state.items() if n.startswith(_MEMORY)}
+
+
+def _named(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_MEMORY + name: x for name, x in state.items()}
+
+
+def _store(cache: VortCache, index: int, state: dict[str, Tensor]) -> None:
+    cache.store_state(index, state, 0)
+
+
+def _seen(cache: VortCache) -> Tensor:
+    """Tokens that each row has seen, padding left out where the window counts them, `[B]`."""
+    state = cache.load_state(0)
+    if state is None:
+        raise ValueError("a memory that has seen nothing cannot be aged, merged or taken away")
+    if "local.seen" in state:
+        return state["local.seen"].cpu()
+    rows = next(iter(state.values())).shape[0]
+    return torch.full((rows,), cache.seen(0))
+
+
+def _each(steps: int | Tensor, cache: VortCache) -> Tensor:
+    """Steps of each row, `[B]`."""
+    rows = len(_seen(cache))
+    given = torch.as_tensor(steps)
+    if given.ndim > 1 or (given.ndim == 1 and len(given) != rows) or bool((given < 0).any()):
+        raise ValueError(
+            f"steps must be 0 or more, one number or one for each of {rows} rows, got {steps}"
+        )
+    return given.expand(rows)
+
+
+def _sum(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part.to(total.device)
+    return total

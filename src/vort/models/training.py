@@ -1,0 +1,167 @@
+"""Forward and backward of a loss as one CUDA graph, replayed for batches of one shape.
+
+A small model, or a small batch of a large one, keeps a GPU busy for a fraction of the time that the
+host takes to launch its kernels. A training step is the same launches for every batch of a shape:
+recorded once, they cost the host one call.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RecordedStep"]
+
+Batch = Mapping[str, Tensor]
+# Steps of a shape before it is recorded: kernels are compiled and tuned, workspaces are taken.
+BEFORE = 3
+
+
+@dataclass
+class _Recording:
+    """A graph, what it reads and what it writes."""
+
+    key: tuple[Any, ...]
+    graph: Any
+    batch: dict[str, Tensor]
+    loss: Tensor
+    grads: list[Tensor | None]
+
+
+class RecordedStep:
+    """Loss and gradients of a batch: on a GPU recorded once, from then on replayed.
+
+    Call it in the place of `loss = model(**batch).loss; loss.backward()`. The first steps of a
+    shape are computed as usual; a shape that came several times in a row is recorded, and any other
+    computed as usual. Weights may change in place, as optimisers change them; what changes more (a
+    layer frozen, `eval()`, another autocast or horizon, weights put elsewhere) records anew. On a
+    CPU nothing is recorded.
+
+    Gradients are written, not added: they must be gone (`optimizer.zero_grad()`) before the next
+    step. A recording keeps the memory of its step. Hooks are Python, which a replay does not call:
+    a model that has any is computed as usual. Those added after the recording are looked for on
+    the model itself alone.
+
+    Args:
+        model: whose parameters get gradients.
+        loss: from a batch to a scalar; `model(**batch).loss` by default. It must do the same for
+            every batch of a shape, and not look at numbers on the way (`.item()`).
+
+    >>> from torch import nn
+    >>> layer = nn.Linear(3, 1)
+    >>> step = RecordedStep(layer, lambda batch: layer(batch["x"]).square().mean())
+    >>> loss = step(x=torch.ones(2, 3))
+    >>> loss.requires_grad, layer.weight.grad.shape
+    (False, torch.Size([1, 3]))
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[Batch], Tensor] | None = None) -> None:
+        self.model = model
+        self.loss = self._of_model if loss is None else loss
+        self._recording: _Recording | None = None
+        self._last: tuple[Any, ...] = ()
+        self._times = 0
+        self._never = False
+
+    def _of_model(self, batch: Batch) -> Tensor:
+        found: Tensor | None = self.model(**batch).loss
+        if found is None:
+            raise ValueError("the model returned no loss: give labels, or a `loss` of your own")
+        return found
+
+    def __call__(self, batch: Batch | None = None, /, **tensors: Tensor) -> Tensor:
+        """The loss, detached; its gradients are in `.grad`.
+
+        batch: tensors by name; or give them as arguments.
+        """
+        given: Batch = {**(batch or {}), **tensors}
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if any(p.grad is not None for p in parameters):
+            raise RuntimeError(
+                "a recorded step writes gradients and adds to none: "
+                "call optimizer.zero_grad() (set_to_none=True, the default) before it"
+            )
+        key = self._key(given, parameters)
+        known = self._recording
+        if known is not None and known.key == key and not _is_hooked(self.model):
+            return self._replay(known, given, parameters)
+        self._times = self._times + 1 if key == self._last else 1
+        self._last = key
+        if self._times > BEFORE and not self._never and self._may_record(given):
+            recording = self._record(key, given, parameters)
+            if recording is not None:
+                self._recording = recording
+                return self._replay(recording, given, parameters)
+        loss = self.loss(given)
+        loss.backward()
+        return loss.detach()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there is a recording."""
+        return self._recording is not None
+
+    def _key(self, batch: Batch, parameters: list[nn.Parameter]) -> tuple[Any, ...]:
+        """All that a recording depends on, but for numbers."""
+        shapes = [(name, x.shape, x.dtype, x.device) for name, x in batch.items()]
+        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        places = [p.data_ptr() for p in parameters]
+        horizon = getattr(getattr(self.model, "config", None), "horizon", None)
+        return (*shapes, self.model.training, horizon, *autocast, *places)
+
+    def _may_record(self, batch: Batch) -> bool:
+        if not batch or not all(x.is_cuda for x in batch.values()):
+            return False
+        if not torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing():
+            return False
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        alone = not distributed or torch.distributed.get_world_size() == 1
+        return alone and not _is_hooked(*self.model.modules())
+
+    def _record(
+        self, key: tuple[Any, ...], batch: Batch, parameters: list[nn.Parameter]
+    ) -> _Recording | None:
+        """The step of this shape as a graph; None, and a warning, where it cannot be one."""
+        # What the steps before left in the allocator is of no use to a graph's own memory.
+        self._recording = None
+        torch.cuda.empty_cache()
+        inputs = {name: x.clone() for name, x in batch.items()}
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                loss = self.loss(inputs)
+                loss.backward()
+        except RuntimeError as problem:
+            self._never = True
+            for p in parameters:
+                p.grad = None
+            reason = str(problem).strip().split("\n")[0]
+            warnings.warn(
+                f"the step cannot be recorded and is computed as usual: {reason}", stacklevel=3
+            )
+            return None
+        grads = [p.grad for p in parameters]
+        return _Recording(key, graph, inputs, loss.detach(), grads)
+
+    def _replay(
+        self, recording: _Recording, batch: Batch, parameters: list[nn.Parameter]
+    ) -> Tensor:
+        torch._foreach_copy_(list(recording.batch.values()), list(batch.values()))
+        recording.graph.replay()
+        for p, grad in zip(parameters, recording.grads, strict=True):
+            p.grad = grad
+        return recording.loss.clone()
+
+
+def _is_hooked(*modules: nn.Module) -> bool:
+    """Whether somebody wants to be called as these modules are, or as their gradients come."""
+    for m in modules:
+        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+            return True
+        for p in m._parameters.values():
+            if p is not None and (p._backward_hooks or p._post_accumulate_grad_hooks):
+                return True
+    return False

@@ -1,0 +1,185 @@
+"""Memories that add up: aged, merged and taken apart, against reading the texts in a row."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from vort.models import VortCache, VortConfig, VortForCausalLM, VortSession
+
+# Nothing that reaches over the border between two texts but the memory.
+BARE: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "horizon": 512, "conv_size": 0, "use_entropy": False, "sliding_window": 8,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+MEMORIES = ["vort", "mixture", "exponential", "uniform_power_law", "linear"]
+
+
+def model(**options: Any) -> VortForCausalLM:
+    torch.manual_seed(0)
+    return VortForCausalLM(VortConfig(**{**BARE, **options})).eval()
+
+
+def texts(*lengths: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(32, (2, n), generator=generator) for n in lengths]
+
+
+@torch.no_grad()
+def read(subject: VortForCausalLM, ids: torch.Tensor, **options: Any) -> VortCache:
+    cache = subject.new_cache(**options)
+    subject(ids, past_key_values=cache, use_cache=True)
+    return cache
+
+
+@torch.no_grad()
+def logits_after(
+    subject: VortForCausalLM, cache: VortCache, question: torch.Tensor
+) -> torch.Tensor:
+    return subject(question, past_key_values=cache.copy(), use_cache=True).logits
+
+
+@pytest.mark.parametrize("normalizer", ["decayed", "undecayed", "none"])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_in_one_layer_merged_is_read_in_a_row(memory: str, normalizer: str) -> None:
+    subject = model(memory=memory, normalizer=normalizer)
+    *documents, question = texts(40, 25, 70, 9)
+    merged = VortCache.merged([read(subject, ids) for ids in documents], subject)
+    row = read(subject, torch.cat(documents, 1))
+    assert merged.seen() == row.seen() == 135
+    for name in ("memory.G", "memory.b"):
+        if name in row.states[0]:
+            torch.testing.assert_close(
+                merged.states[0][name], row.states[0][name], rtol=1e-5, atol=1e-6
+            )
+    torch.testing.assert_close(
+        logits_after(subject, merged, question), logits_after(subject, row, question),
+        rtol=1e-5, atol=1e-5,
+    )  # fmt: skip
+
+
+def test_a_text_can_be_taken_out_again() -> None:
+    subject = model()
+    first, second, third = texts(40, 25, 70)
+    parts = [read(subject, ids) for ids in (first, second, third)]
+    merged = VortCache.merged(parts, subject)
+    left = merged.without(parts[1], subject, ago=70)
+    wanted = VortCache.merged([parts[0], parts[2]], subject, ages=[95, 0])
+    for name in ("memory.G", "memory.b"):
+        torch.testing.assert_close(
+            left.states[0][name], wanted.states[0][name], rtol=1e-4, atol=1e-5
+        )
+    assert left.seen() == 110
+    # What is merged from stays as it was.
+    assert torch.equal(parts[1].states[0]["memory.G"], read(subject, second).states[0]["memory.G"])
+
+
+def test_ages_are_of_each_row_and_add_up() -> None:
+    subject = model()
+    cache = read(subject, texts(30)[0])
+    twice = cache.aged(7, subject).aged(torch.tensor([3, 5]), subject)
+    for row, steps in enumerate((10, 12)):
+        once = cache.aged(steps, subject).states[0]["memory.G"][row]
+        torch.testing.assert_close(twice.states[0]["memory.G"][row], once, rtol=1e-5, atol=1e-7)
+    assert torch.equal(cache.aged(0, subject).states[0]["memory.G"], cache.states[0]["memory.G"])
+    # A slow scale keeps more than a fast one, and the window is not the memory's.
+    kept = cache.aged(50, subject).states[0]["memory.G"].abs().sum((0, 1, 3, 4))
+    share = kept / cache.states[0]["memory.G"].abs().sum((0, 1, 3, 4))
+    assert bool((share.diff() <= 0).all())
+    assert torch.equal(cache.aged(50, subject).states[0]["local.k"], cache.states[0]["local.k"])
+
+
+def test_rows_of_padded_batches_are_as_old_as_they_have_seen() -> None:
+    subject = model()
+    first, second = texts(30, 24)
+    mask = torch.ones_like(second)
+    mask[1, :10] = 0
+    part = subject.new_cache()
+    with torch.no_grad():
+        subject(second, attention_mask=mask, past_key_values=part, use_cache=True)
+    merged = VortCache.merged([read(subject, first), part], subject)
+    for row, ids in enumerate((second[0], second[1, 10:])):
+        alone = read(subject, torch.cat([first[row], ids])[None])
+        torch.testing.assert_close(
+            merged.states[0]["memory.G"][row], alone.states[0]["memory.G"][0], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_deeper_models_differ_and_stay_finite() -> None:
+    subject = model(num_hidden_layers=3, conv_size=4, use_entropy=True)
+    *documents, question = texts(60, 60, 9)
+    merged = VortCache.merged([read(subject, ids) for ids in documents], subject)
+    row = read(subject, torch.cat(documents, 1))
+    found, wanted = (logits_after(subject, cache, question) for cache in (merged, row))
+    assert bool(found.isfinite().all())
+    assert 0 < float((found - wanted).abs().max()) < 1
+
+
+def test_half_precision_states_stay_so() -> None:
+    subject = model()
+    parts = [read(subject, ids, state_dtype=torch.bfloat16) for ids in texts(30, 20)]
+    merged = VortCache.merged(parts, subject)
+    assert merged.states[0]["memory.G"].dtype == torch.bfloat16
+    assert logits_after(subject, merged, texts(5)[0]).isfinite().all()
+
+
+@pytest.mark.parametrize("memory", ["gla", "softmax"])
+def test_memories_without_constant_decays_are_refused(memory: str) -> None:
+    subject = model(memory=memory)
+    cache = read(subject, texts(20)[0])
+    with pytest.raises(TypeError, match="constant decays"):
+        VortCache.merged([cache, cache], subject)
+
+
+def test_what_cannot_be_merged_is_refused() -> None:
+    subject = model()
+    cache = read(subject, texts(20)[0])
+    with pytest.raises(ValueError, match="at least one"):
+        VortCache.merged([], subject)
+    with pytest.raises(ValueError, match="seen nothing"):
+        VortCache.merged([subject.new_cache(), cache], subject)
+    with pytest.raises(ValueError, match="one for each of 2"):
+        VortCache.merged([cache, cache], subject, ages=[1])
+    with pytest.raises(ValueError, match="one batch size"):
+        VortCache.merged([cache, cache.select(torch.tensor([0]))], subject)
+    with pytest.raises(ValueError, match="0 or more"):
+        cache.aged(-1, subject)
+    with pytest.raises(ValueError, match="layers"):
+        read(model(num_hidden_layers=2), texts(20)[0]).aged(1, subject)
+
+
+def test_sessions_merge_save_and_go_on(tmp_path: Path) -> None:
+    subject = model()
+    documents = [ids[0] for ids in texts(40, 25, 70)]
+    sessions = []
+    for ids in documents:
+        sessions.append(VortSession(subject))
+        sessions[-1].feed(ids)
+    merged = VortSession.merged(sessions)
+    assert merged.tokens_seen == 135
+    with pytest.raises(ValueError, match="since its memory was changed"):
+        next(merged.generate(1))
+    merged.save(tmp_path / "merged.safetensors")
+    merged = VortSession.load(tmp_path / "merged.safetensors", subject)
+    row = VortSession(subject)
+    row.feed(torch.cat(documents))
+    question = torch.tensor([1, 2, 3])
+    merged.feed(question)
+    row.feed(question)
+    torch.testing.assert_close(merged.logits, row.logits, rtol=1e-5, atol=1e-5)
+    left = merged.without(sessions[2], ago=3)
+    assert left.tokens_seen == 68
+    older = row.aged(100)
+    assert older.tokens_seen == row.tokens_seen
+    with pytest.raises(ValueError, match="one model"):
+        VortSession.merged([merged, _of_another_model()])
+
+
+def _of_another_model() -> VortSession:
+    other = VortSession(model())
+    other.feed(torch.tensor([1]))
+    return other

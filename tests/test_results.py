@@ -1,0 +1,100 @@
+"""Every figure of docs/results.md and README follows from committed cells, digit by digit."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.make_results_page import page
+
+from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.cell import SIZES, RunFolder, Size
+from vort.lab.experiments.summary import summarise
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+KEPT = [
+    (size, name)
+    for size in SIZES
+    for name in EXPERIMENTS
+    if (RESULTS / size / name / "summary.json").exists()
+]
+# Whatever made them, these are what a reader sees.
+SHOWN = ("title", "about", "scale", "command", "sheets", "verdicts", "notes", "trained_on")
+
+
+def kept(size: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / size / name / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(("size", "name"), KEPT)
+def test_tables_and_verdicts_follow_from_committed_cells(size: Size, name: str) -> None:
+    experiment, folder = EXPERIMENTS[name], RunFolder(RESULTS / size)
+    sources = [part for part in (name, *experiment.uses) if kept_cells(size, part)]
+    if not sources and not experiment.direct:
+        pytest.skip(f"results/{size}/{name} has no committed cells to make its tables from")
+    made = json.loads(json.dumps(summarise(experiment, folder, size).to_dict()))
+    committed = kept(size, name)
+    for key in SHOWN:
+        # What a measurement of its own took, it took then: its machine is told, not its time.
+        if key in committed and not (experiment.direct and key == "trained_on"):
+            assert made.get(key) == committed[key], key
+
+
+def kept_cells(size: str, name: str) -> list[Path]:
+    return sorted((RESULTS / size / name / "cells").glob("*.json"))
+
+
+def test_the_page_is_that_of_the_committed_summaries() -> None:
+    assert (ROOT / "docs" / "results.md").read_text() == page(RESULTS)
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text().split("\n## Results\n")[1].split("\n## ")[0]
+
+
+def everything() -> str:
+    """All that the summaries show, as one text."""
+    return "\n".join(json.dumps(kept(*place), ensure_ascii=False) for place in KEPT)
+
+
+def test_tables_of_the_readme_are_rows_of_the_results() -> None:
+    known = {
+        tuple(row[1:])
+        for place in KEPT
+        for sheet in kept(*place)["sheets"]
+        for row in sheet["rows"]
+    }
+    lines = [line for line in readme().splitlines() if line.startswith("|")]
+    assert len(lines) > 2
+    checked = 0
+    for line in lines:
+        cells = [cell.strip().replace("*", "") for cell in line.strip("|").split("|")]
+        if not re.fullmatch(r"[\d,]+", cells[1]):
+            continue  # a heading
+        scores = [cell for cell in cells[1:] if cell]
+        checked += 1
+        assert any(_stands_in(scores, row) for row in known), line
+    assert checked > 2
+
+
+def _stands_in(scores: list[str], row: tuple[str, ...]) -> bool:
+    """Whether a row of the results has these figures, in this order and from its state on."""
+    return [cell for cell in row if cell][: len(scores)] == scores
+
+
+def test_intervals_of_the_readme_are_those_of_the_results() -> None:
+    found = re.findall(r"-?[\d.]+ ± [\d.]+", readme())
+    shown = everything()
+    assert [interval for interval in found if interval not in shown] == []
+
+
+def test_no_cell_is_lost_from_a_table_without_a_trace() -> None:
+    """Every committed cell is planned by its experiment, or was made with other settings."""
+    for size in SIZES:
+        for name, experiment in EXPERIMENTS.items():
+            planned = {cell.id for cell in experiment.cells(size, Path("books"))}
+            for path in kept_cells(size, name):
+                assert path.stem in planned or "-set" in path.stem, path.stem

@@ -1,0 +1,77 @@
+"""Draw docs/assets/model_gpu.png from results/bench/model_gpu.json: whole models on one GPU.
+
+python tools/plot_model_gpu.py
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, SKY, figure
+
+ROOT = Path(__file__).parents[1]
+MODELS = {
+    "vort": ("VORT, S = 8", BLUE),
+    "vort+recorded": ("VORT, recorded", SKY),
+    "retnet": ("RetNet", ORANGE),
+    "llama": ("Llama, SDPA", GREY),
+}
+TRAINING = {
+    "train 16x2048": "16 x 2,048",
+    "train 4x8192": "4 x 8,192",
+    "train 1x32768": "1 x 32,768",
+    "train 1x131072": "1 x 131,072",
+}
+# Rows of VORT and of Llama.
+DECODING = [
+    ("VORT, after 1,000 tokens", "vort", "decode 1x1000", BLUE),
+    ("VORT, after 65,536", "vort", "decode 1x65536", BLUE),
+    ("VORT, after 1,000,000", "vort", "decode 1x1000000", BLUE),
+    ("Llama, static cache, after 1,000", "llama", "decode static 1x1000", GREY),
+    ("Llama, dynamic, after 1,000", "llama", "decode 1x1000", GREY),
+    ("VORT, batch 16, after 1,000", "vort", "decode 16x1000", BLUE),
+    ("Llama, dynamic, batch 16, after 1,000", "llama", "decode 16x1000", GREY),
+]
+
+
+def main() -> None:
+    record: dict[str, Any] = json.loads((ROOT / "results/bench/model_gpu.json").read_text())
+    target = ROOT / "docs" / "assets" / "model_gpu.png"
+    with figure(target, 2, 12, 4.2) as (training, decoding):
+        _training(training, record)
+        _decoding(decoding, record)
+    print(target.relative_to(ROOT))
+
+
+def _training(axis: Any, record: dict[str, Any]) -> None:
+    width = 0.8 / len(MODELS)
+    for number, (name, (label, color)) in enumerate(MODELS.items()):
+        found = {
+            place: record[name][row]["tokens_per_second"] / 1e3
+            for place, row in enumerate(TRAINING)
+            if row in record.get(name, {})
+        }
+        places = [place + (number - (len(MODELS) - 1) / 2) * width for place in found]
+        bars = axis.bar(places, found.values(), width, color=color, label=label)
+        axis.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
+    axis.set_xticks(range(len(TRAINING)), TRAINING.values())
+    axis.set(ylabel="thousand tokens a second")
+    axis.set_ylim(0, 1.3 * axis.get_ylim()[1])
+    axis.set_title(f"training, 24 layers of 1,024, bf16, {record['made_by']['device']}")
+    axis.legend(ncols=2, loc="upper left", fontsize=8)
+
+
+def _decoding(axis: Any, record: dict[str, Any]) -> None:
+    rows = [row for row in DECODING if row[2] in record.get(row[1], {})]
+    times = [record[model][key]["ms"] for _, model, key, _ in rows]
+    bars = axis.barh(range(len(rows)), times, color=[color for *_, color in rows])
+    axis.bar_label(bars, fmt="%.2g ms", fontsize=8, padding=2)
+    axis.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    axis.invert_yaxis()
+    axis.set(xlabel="milliseconds a token")
+    axis.set_xlim(0, 1.2 * max(times))
+    axis.set_title("decoding through generate, greedy")
+
+
+if __name__ == "__main__":
+    main()
