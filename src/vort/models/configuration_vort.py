@@ -101,13 +101,6 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         for name, value in added.items():
             setattr(self, name, value)
 
-    @property
-    def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
-        """How Transformers shards a model over heads; see `vort.models.tensor_parallel`."""
-        from vort.models.tensor_parallel import tensor_parallel_plan
-
-        return tensor_parallel_plan(self)
-
     def _check_room(self) -> None:
         """Refuse sizes that nobody means."""
         layers, size = self.num_hidden_layers, self.hidden_size

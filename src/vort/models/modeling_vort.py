@@ -23,7 +23,7 @@ from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
 from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
-from vort.models.tensor_parallel import register_styles
+from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
 from vort.ops.gpu.launcher import has_triton, kernels_take
 from vort.ops.linear import (
     Norm,
@@ -231,6 +231,7 @@ class VortModel(VortPreTrainedModel):
 
     def __init__(self, config: VortConfig) -> None:
         config.mlp_size = mlp_width(config)
+        config.base_model_tp_plan = tensor_parallel_plan(config)  # type: ignore[misc]  # never saved
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(

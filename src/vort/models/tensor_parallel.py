@@ -61,6 +61,7 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
         return None
     mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
     mlp = {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
+    mlp["embed_tokens"] = "embedding_rowwise"
     if memory not in _MEMORIES:
         return mlp
     several = s.num_scales > 1 and memory not in ("exponential", "linear")
