@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "vort"
 # A room may import from itself and from the rooms after it.
 ROOMS = (
+    ("__main__",),
     ("cli",),
     ("lab.commands",),
     ("lab.experiments",),
@@ -17,6 +18,7 @@ ROOMS = (
     ("lab.evaluation",),
     ("lab.training",),
     ("lab.tasks", "lab.verdicts"),
+    ("distributed",),
     ("models", "plasticity"),
     ("layers",),
     ("memories",),

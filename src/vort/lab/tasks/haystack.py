@@ -180,7 +180,7 @@ def book_sentences(documents: Sequence[Document], coder: Coder, most: int) -> Se
     for document in documents:
         if size >= most:
             break
-        text = " ".join(document.text[: most - size].decode(errors="replace").split())
+        text = " ".join(bytes(document.text[: most - size]).decode(errors="replace").split())
         size += len(text)
         found = re.split(r"(?<=[.!?]) (?=[^a-z])", text)
         texts += [f" {one}" for one in found if one and not re.search(r"\d{6}", one)]
