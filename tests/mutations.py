@@ -109,8 +109,8 @@ MUTATIONS = (
     Mutation(
         "a search takes another row's trials",
         "lab/experiments/search.py",
-        '(line["size"], line["experiment"], line["row"]) == place',
-        '(line["size"], line["experiment"]) == place[:2]',
+        '(line["size"], line["experiment"], line["row"]) == place]',
+        '(line["size"], line["experiment"]) == place[:2]]',
         "tests/lab/experiments/test_search.py",
     ),
     Mutation(

@@ -10,12 +10,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "vort"
 # A room may import from itself and from the rooms after it.
 ROOMS = (
+    ("__main__",),
     ("cli",),
     ("lab.commands",),
     ("lab.experiments",),
     ("lab.report",),
+    ("lab.evaluation",),
     ("lab.training",),
     ("lab.tasks", "lab.verdicts"),
+    ("distributed",),
     ("models", "plasticity"),
     ("layers",),
     ("memories",),

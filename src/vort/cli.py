@@ -9,12 +9,14 @@ try:
 
     from vort.lab.commands import probe
     from vort.lab.commands.command import Command
+    from vort.lab.commands.eval import evaluate
     from vort.lab.commands.figures import figures, report
     from vort.lab.commands.generate import generate
     from vort.lab.commands.kernel import kernel
     from vort.lab.commands.lens import lens
+    from vort.lab.commands.plan import plan
     from vort.lab.commands.reproduce import reproduce
-    from vort.lab.commands.train import evaluate, train
+    from vort.lab.commands.train import train
     from vort.lab.commands.tune import tune
 except ModuleNotFoundError as missing:  # the core does not need them
     sys.exit(f"the vort command needs the extra `lab`: pip install 'vort[lab]' ({missing})")
@@ -27,6 +29,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "lens": lens,
     "eval": evaluate,
+    "plan": plan,
     "reproduce": reproduce,
     "report": report,
     "figures": figures,
@@ -57,7 +60,7 @@ def vort_command(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    app(prog_name="vort")  # also where it was started as a module
 
 
 if __name__ == "__main__":

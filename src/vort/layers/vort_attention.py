@@ -167,6 +167,7 @@ class VortAttention(nn.Module):
         entity_mask: Tensor | None = None,
         *,
         output_orders: bool = False,
+        part: Any = None,
         **kwargs: Any,
     ) -> Any:
         """(output `[B, T, hidden_size]`, None), as attention layers return it.
@@ -183,6 +184,7 @@ class VortAttention(nn.Module):
             entity_mask: `[B, T]`, 1 at tokens of a named entity.
             output_orders: return a third element, the orders `[B, T, H]` (None if the memory has
                 none).
+            part: where sequences are cut over processes, this one's part (`vort.distributed`).
             **kwargs: what callers of attention layers send besides (`vort.layers.packing`).
                 `position_ids` that begin anew within a row, `seq_idx` and `cu_seq_lens_q` are
                 packed sequences, as with cu_seqlens; others change nothing. What no caller sends
@@ -212,7 +214,8 @@ class VortAttention(nn.Module):
                 options = (past_key_values, use_cache, entity_mask, output_orders)
                 return self._packed(packing, hidden_states, mask, *options)
         given = (attention_mask, past_key_values, use_cache, cu_seqlens, entity_mask)
-        return self.after_norm(None, hidden_states, *given, output_orders=output_orders)[1:]
+        wishes = {"output_orders": output_orders, "part": part}
+        return self.after_norm(None, hidden_states, *given, **wishes)[1:]
 
     def after_norm(
         self,
@@ -226,6 +229,7 @@ class VortAttention(nn.Module):
         *,
         delta: Tensor | None = None,
         output_orders: bool = False,
+        part: Any = None,
     ) -> Any:
         """Hidden states + delta, then what `forward` returns for the norm of that.
 
@@ -234,6 +238,10 @@ class VortAttention(nn.Module):
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
+        if part is not None:
+            kept = past_key_values if use_cache else None
+            found = part.attend(self, norm, hidden_states, delta, kept, entity_mask)
+            return found if output_orders else found[:3]
         length = hidden_states.shape[1]
         first = None if norm is None else norm.fused()
         if delta is not None and (attention_mask is not None or cu_seqlens is not None):
@@ -309,17 +317,21 @@ class VortAttention(nn.Module):
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        if is_plain(x, self.o_proj) and (self.norm is None or type(self.norm) is RMSNorm):
-            norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
-            options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
-            output = gated_norm_linear(found.output, self.o_proj.weight, **options)  # type: ignore[arg-type]
-        else:
-            mixed = found.output if local is None else found.output + local
-            mixed = (mixed if self.norm is None else self.norm(mixed)).flatten(2)
-            output = self.o_proj(mixed if gate is None else mixed * nn.functional.silu(gate))
+        output = self._join(x, found.output, local, gate)
         if padding is not None:
             output = output.masked_fill(~padding.real[..., None], 0)
         return _Mixed(residual, output, after, found.order)
+
+    def _join(self, x: Tensor, found: Tensor, local: Tensor | None, gate: Tensor | None) -> Tensor:
+        """The layer's output from what memory and local attention found."""
+        if is_plain(x, self.o_proj) and (self.norm is None or type(self.norm) is RMSNorm):
+            norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
+            options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
+            return gated_norm_linear(found, self.o_proj.weight, **options)  # type: ignore[arg-type]
+        mixed = found if local is None else found + local
+        mixed = (mixed if self.norm is None else self.norm(mixed)).flatten(2)
+        output: Tensor = self.o_proj(mixed if gate is None else mixed * nn.functional.silu(gate))
+        return output
 
     def _project(
         self, piece: _Piece, before: State | None, after: dict[str, Tensor]

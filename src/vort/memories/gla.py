@@ -11,7 +11,7 @@ Two memories have it: as its authors wrote it, and with VORT's state, feature ma
 import importlib.util
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,8 @@ class GatedLinearMemory(Memory):
     torch.Size([1, 5, 2, 8])
     """
 
+    takes_parts: ClassVar[bool] = True
+
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
         self.gate_in = GateProjection(self.settings.hidden_size, GATE_RANK, bias=False)
@@ -64,6 +66,8 @@ class GatedLinearMemory(Memory):
             # A gate of 1 and no key: padding leaves the state as it is.
             real = padding.real[..., None, None]
             log_gate, k = log_gate.masked_fill(~real, 0), k.masked_fill(~real, 0)
+        if inputs.part is not None:
+            state = inputs.part.gated_before(k, inputs.v, log_gate)
         before = None if state is None else state["G"]
         run = _fla_kernel(inputs.q) or gla_chunk
         output, after = run(
@@ -101,6 +105,8 @@ class GatedScalesMemory(Memory):
     >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape, memory.state_size()
     (torch.Size([1, 5, 2, 8]), 432)
     """
+
+    takes_parts: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -150,6 +156,8 @@ class GatedScalesMemory(Memory):
             q = (q * read.unsqueeze(-1)).to(k.dtype)
         run = _fla_kernel(q) or gla_chunk
         q, k, v = (x.flatten(2, 3).contiguous() for x in (q, k, v))
+        if inputs.part is not None:
+            state = inputs.part.gated_before(k, v, log_gate)
         found, after = run(
             q,
             k,

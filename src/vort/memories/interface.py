@@ -47,6 +47,8 @@ class MemoryInputs:
         in_place: the state is the memory's to overwrite: a step of decoding into fixed buffers.
         along: what `Memory.along` asked for, with its product.
         mapped: q and k went through the memory's maps (`Memory.maps`) before they came.
+        part: where sequences are cut over processes, this one's part (`vort.distributed`): what
+            stands before it is asked for the state that others' tokens left.
     """
 
     hidden_states: Tensor
@@ -60,6 +62,7 @@ class MemoryInputs:
     in_place: bool = False
     along: Along | None = None
     mapped: bool = False
+    part: Any = None
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -144,6 +147,8 @@ class Memory(nn.Module, ABC):
 
     keeps_state: ClassVar[bool] = True
     """Whether a state stands for the past; without one a memory scores whole sequences only."""
+    takes_parts: ClassVar[bool] = False
+    """Whether sequences may be cut over processes: `forward` then heeds `MemoryInputs.part`."""
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__()

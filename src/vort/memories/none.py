@@ -1,5 +1,7 @@
 """No memory: what local attention reaches is all there is."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ class NoMemory(Memory):
     >>> NoMemory()(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.abs().sum()
     tensor(0.)
     """
+
+    takes_parts: ClassVar[bool] = True
 
     def forward(
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False

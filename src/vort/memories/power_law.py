@@ -85,6 +85,7 @@ class ExactPowerLawMemory(UniformPowerLawMemory):
     """
 
     keeps_state: ClassVar[bool] = False
+    takes_parts: ClassVar[bool] = False
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class RetentionMemory(Memory):
 
     Settings that all of them take: feature_map, num_features, normalizer, include_self.
     """
+
+    takes_parts: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -86,6 +88,9 @@ class RetentionMemory(Memory):
         """What each position retrieves; see `Memory`."""
         routing = self.route(inputs)
         inputs = inputs if inputs.mapped else self._map(inputs)
+        if inputs.part is not None:
+            given = (inputs.k, inputs.v, routing.write, routing.log_decay, self.normalizer)
+            state = inputs.part.retained_before(*given)
         output, after = self._retrieve(inputs, routing, state, output_state)
         return MemoryOutput(output, after, routing.order)
 

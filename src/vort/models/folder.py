@@ -62,6 +62,7 @@ def check_weights(name: Any, model: nn.Module, missing: Any) -> None:
             f"{len(missing)} are missing, {first} first"
         )
     for key, x in model.state_dict().items():
+        x = x.to_local() if hasattr(x, "to_local") else x  # of a tensor over several ranks, ours
         if x.is_meta or not x.is_floating_point() or x.element_size() < 2:
             continue  # not here, or packed by a quantiser
         if not bool(torch.isfinite(x).all()):

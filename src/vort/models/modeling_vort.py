@@ -23,6 +23,7 @@ from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
 from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
+from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
 from vort.ops.gpu.launcher import has_triton, kernels_take
 from vort.ops.linear import (
     Norm,
@@ -230,6 +231,7 @@ class VortModel(VortPreTrainedModel):
 
     def __init__(self, config: VortConfig) -> None:
         config.mlp_size = mlp_width(config)
+        config.base_model_tp_plan = tensor_parallel_plan(config)  # type: ignore[misc]  # never saved
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
@@ -311,6 +313,8 @@ class VortModel(VortPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
+        # This process's part of sequences that are cut over several, see `vort.distributed`.
+        part = kwargs.pop("part", None)
         check_call(type(self).__name__, kwargs, _ARGUMENTS)
         if not isinstance(past_key_values, LayerStates | None):
             raise TypeError(_wrong_cache(past_key_values))
@@ -341,6 +345,7 @@ class VortModel(VortPreTrainedModel):
             "entity_mask": entity_mask,
             "output_orders": output_orders,
         }
+        options |= {} if part is None else {"part": part}
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
         hidden, states, orders = through(hidden, options, bool(output_hidden_states))
         if packing is not None:
@@ -427,6 +432,7 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012
 
     def __init__(self, config: VortConfig) -> None:
         super().__init__(config)
@@ -481,7 +487,9 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         """
         # Not in the signature: Trainer would take it for a label that every batch must have.
         targets = _targets(labels, kwargs.pop("shift_labels", None))
+        part = kwargs.pop("part", None)
         check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
+        kwargs |= {} if part is None else {"part": part}
         alone = targets is None and inputs_embeds is None and cu_seqlens is None
         # Where sequences begin is asked in the model; a single token begins none.
         alone = alone and seq_idx is None and not kwargs
@@ -769,3 +777,4 @@ AutoConfig.register("vort", VortConfig, exist_ok=True)
 AutoModel.register(VortConfig, VortModel, exist_ok=True)
 AutoModelForCausalLM.register(VortConfig, VortForCausalLM, exist_ok=True)
 show_in_transformers(VortForCausalLM)
+register_styles()

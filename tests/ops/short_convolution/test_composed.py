@@ -112,3 +112,20 @@ def test_bad_arguments_are_named() -> None:
         short_convolution(x, weight, torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match="cu_seqlens needs B = 1"):
         short_convolution(x, weight, cu_seqlens=torch.tensor([0, 2, 5]))
+
+
+def test_parts_of_heads_are_computed_again_too() -> None:
+    made = torch.randn(6, 1, 9, 2, 4)
+    heads = Heads(*(x.clone().requires_grad_() for x in made), None, again=lambda: list(made))  # type: ignore[arg-type]
+    for number in range(3):
+        whole = heads[number]
+        assert isinstance(whole, torch.Tensor)
+        with computed_again(heads):
+            part = whole[:, 2:]
+            square = (part * part).sum()
+        with torch.no_grad():
+            whole.data.zero_()  # what was kept would be zero now
+        square.backward()
+        assert whole.grad is not None
+        assert whole.grad[:, 2:].equal(2 * made[number][:, 2:])
+        assert not whole.grad[:, :2].any()

@@ -26,6 +26,8 @@ class Command(TyperCommand):
         except Exception as problem:
             if os.environ.get(TRACEBACK) or not _is_users(problem):
                 raise
+            if os.environ.get("RANK", "0") != "0" and not isinstance(problem, ConnectionError):
+                raise typer.Exit(2) from problem  # the first process says it for all
             options = {p.name: max(p.opts, key=len) for p in self.params if p.name}
             typer.echo(f"vort {_name(ctx)}: {_in_a_line(problem, options)}", err=True)
             raise typer.Exit(2) from problem

@@ -1,4 +1,4 @@
-"""`vort train` and `vort eval`: one model on one task or text, resumable, and its scores later."""
+"""`vort train`: one model on one task or text, resumable."""
 
 import os
 import shlex
@@ -24,7 +24,8 @@ _MOST_BYTES = 2**28
 def train(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, settings, result, model.")],
     task: Annotated[
-        str | None, typer.Argument(help="zipf_retrieval, label_copy, mqar, books; not with --text.")
+        str | None,
+        typer.Argument(help="mqar, multi_needle, ruler, scan, babi, books, ...; not with --text."),
     ] = None,
     text: Annotated[
         str | None,
@@ -65,6 +66,7 @@ def train(
     """
     from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
     from vort.lab.training.lock import hold
+    from vort.lab.training.peers import watching
     from vort.models import VortConfig
 
     options: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
@@ -79,7 +81,7 @@ def train(
     )
     go_on = f"go on with: vort train --out {shlex.quote(str(out))} --resume"
     try:
-        with hold(out):
+        with watching(out), hold(out):
             found = latest_checkpoint(out)
             if found is not None and not resume:
                 raise FileExistsError(
@@ -129,23 +131,28 @@ def _task_of(
 def _run(out: Path, given: RunSettings, resume: bool) -> None:
     """Train in a folder that is ours, from its own settings or from those given."""
     from vort.lab.training import train as run_training
+    from vort.lab.training.peers import rank, shared
 
     quiet_libraries()
     if resume:
         settings = RunSettings.read(out)
         settings.refuse_others(given, out)
         settings = replace(settings, training={**settings.training, **given.training})
-        made = _make_task(settings)
+        made = make_task_of(settings)
     elif "name" not in given.task:
         raise typer.BadParameter("give --text FILE, FOLDER or OWNER/NAME, or a TASK, or --resume")
     else:
-        settings, made = _plan(given)
+        settings, made = _plan(given, out)
+        first = shared(settings)
+        if first != settings:  # the first process has seen another machine, or more room
+            settings, made = first, make_task_of(first)
+    _pack(made, out)
     may_split = made.text and not resume and "accumulation" not in given.training
     model, config, settings = _prepare(settings, made, _steps_done(out), may_split=may_split)
-    if not resume:
+    if not resume and rank() == 0:
         settings.write(out)
     found = run_training(model, made, config, directory=out, resume=resume)
-    _show(found.test or found.validation, made)
+    show_metrics(found.test or found.validation, made)
     if made.text:
         _save_model(model, out)
     _say(f"result: {out / 'result.json'}")
@@ -158,14 +165,28 @@ def _steps_done(out: Path) -> int:
     return 0 if found is None else int(found.name.removeprefix("step-"))
 
 
-def _make_task(settings: RunSettings) -> Any:
+def make_task_of(settings: RunSettings) -> Any:
+    """The task of a run."""
     import vort.lab.experiments  # noqa: F401  # some define tasks of their own
     from vort.lab.tasks import make_task
 
     return make_task(**settings.task)
 
 
-def _plan(given: RunSettings) -> tuple[RunSettings, Any]:
+def _pack(task: Any, out: Path) -> None:
+    """Put the tokens of a text that is too large for memory into files; one process does it."""
+    from vort.lab.training.peers import rank, shared
+
+    if not hasattr(task, "pack"):
+        return
+    if rank() == 0:
+        with console.status("packing the text"):
+            task.pack(out / "tokens")
+    shared(None)
+    task.pack(out / "tokens")
+
+
+def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     """Everything that was not said, for a text by its size and the machine; and the task."""
     from vort.lab.training.forecast import free_memory, training_device
     from vort.lab.training.sizes import TEXT_SIZES, choose_size, settings_for_text
@@ -179,8 +200,9 @@ def _plan(given: RunSettings) -> tuple[RunSettings, Any]:
         if "epochs" in given.training and "steps" not in given.training:
             del training["steps"]
         found = replace(given, task=task, training=training)
-        return found, _make_task(found)
-    books = _make_task(replace(given, task=task))
+        return found, make_task_of(found)
+    books = make_task_of(replace(given, task=task))
+    _pack(books, out)
     device = training_device()
     name = given.size or choose_size(books.characters("train"), device, free_memory(device))
     check_choice("--size", name, TEXT_SIZES)
@@ -210,6 +232,7 @@ def _prepare(
     from vort.lab.experiments.models import build_model
     from vort.lab.training import TrainingConfig
     from vort.lab.training.forecast import forecast
+    from vort.lab.training.peers import shared
     from vort.lab.training.setup import check_tracker
     from vort.models import VortConfig
     from vort.names import typed
@@ -218,24 +241,25 @@ def _prepare(
         raise typer.BadParameter("give --steps or --epochs, not both")
     config = TrainingConfig.from_dict(settings.training)
     check_tracker(config)
-    own = typed(VortConfig, _with_text_tokens(task, settings.model))
+    own = typed(VortConfig, with_text_tokens(task, settings.model))
     _check_parameters(task, own)
     model = build_model(task, own, config.seed)
     with console.status("measuring a step"):
         found = forecast(model, task, config)
-    pieces = found.accumulation(config.batch_size, config.accumulation)
+    pieces = shared(found.accumulation(config.batch_size, config.accumulation))
     if pieces is None:
         raise ValueError(
             f"training would take about {_bytes(found.memory(1))} of memory a sequence, and "
             f"{_bytes(found.free)} are free: take a smaller --size, or --task-set length"
         )
+    each = config.batch_size // found.processes
     if pieces > config.accumulation:
         if not may_split:
             raise ValueError(
                 "training would take about "
-                f"{_bytes(found.memory(config.batch_size // config.accumulation))} of memory, and "
+                f"{_bytes(found.memory(each // config.accumulation))} of memory, and "
                 f"{_bytes(found.free)} are free: --accumulation {pieces} would do with "
-                f"{_bytes(found.memory(config.batch_size // pieces))}"
+                f"{_bytes(found.memory(each // pieces))}"
             )
         config = replace(config, accumulation=pieces)
         settings = replace(settings, training={**settings.training, "accumulation": pieces})
@@ -243,7 +267,7 @@ def _prepare(
     return model, config, settings
 
 
-def _with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
+def with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
     """Bytes of text are `ByteTokenizer`'s, with its special tokens: the defaults of VortConfig."""
     from vort.models import VortConfig
 
@@ -280,12 +304,13 @@ def _announce(
     left = max(found.steps - done, 0)
     shape = model.config
     name = f"{settings.size}, " if settings.size else ""
-    piece = config.batch_size // config.accumulation
+    piece = config.batch_size // (config.accumulation * found.processes)
     parts = f" in {config.accumulation} pieces" if config.accumulation > 1 else ""
     read = found.steps * config.batch_size * task.length
     passes = f", {read / task.characters('train'):,.1f} passes over the text" if task.text else ""
     lines = {
-        "device": device_in_words(training_device()),
+        "device": device_in_words(training_device())
+        + (f", {found.processes} processes" if found.processes > 1 else ""),
         "model": f"{name}{found.parameters:,} parameters: {shape.num_hidden_layers} layers of "
         f"{shape.hidden_size}, memory {shape.memory}",
         "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
@@ -304,15 +329,16 @@ def _show_splits(task: Any) -> None:
     from vort.lab.tasks import SPLITS
 
     total = sum(task.characters(split) for split in SPLITS)
+    documents, how, left_out = task.splits()
     rows = [
-        [split, f"{len(task.corpus[split]):,}", f"{size:,}", f"{size / total:.0%}"]
+        [split, f"{documents[split]:,}", f"{size:,}", f"{size / total:.0%}"]
         for split in SPLITS
         for size in [task.characters(split)]
     ]
     headings = ("split", "documents", "bytes", "share")
-    console.print(Sheet(f"text, split {task.corpus.how}", headings, rows).to_rich())
-    if task.corpus.left_out:
-        _say(f"left out: {task.corpus.left_out}")
+    console.print(Sheet(f"text, split {how}", headings, rows).to_rich())
+    if left_out:
+        _say(f"left out: {left_out}")
 
 
 def _say(text: str) -> None:
@@ -326,12 +352,13 @@ def _bytes(count: int) -> str:
 
 def _save_model(model: Any, out: Path) -> None:
     """As Hugging Face saves models, whole or not at all, and what can be done with it."""
-    from vort.lab.training.checkpoint import complete_folder
+    from vort.lab.training.checkpoint import complete_folder, is_sharded, whole_weights
     from vort.models import ByteTokenizer
 
+    whole = {"state_dict": whole_weights(model)} if is_sharded(model) else {}
     if os.environ.get("RANK", "0") == "0":
         with complete_folder(out / "model") as folder:
-            model.save_pretrained(folder)
+            model.save_pretrained(folder, **whole)
             ByteTokenizer().save_pretrained(folder)
     place = out / "model"
     for line in (
@@ -344,45 +371,7 @@ def _save_model(model: Any, out: Path) -> None:
         _say(line)
 
 
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder that `vort train` wrote to.")],
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
-    sequences: Annotated[int | None, typer.Option(help="How many; all by default.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 16,
-    task_set: Annotated[
-        list[str] | None, typer.Option(help="Another setting of the task, e.g. length=4000.")
-    ] = None,
-    horizon: Annotated[
-        int | None, typer.Option(help="Re-calibrate VORT for lags up to this first.")
-    ] = None,
-) -> None:
-    """Score a trained model, also on longer sequences than it was trained on."""
-    from vort.lab.experiments.models import build_model
-    from vort.lab.tasks.corpus import find_source
-    from vort.lab.training import evaluate as score
-    from vort.lab.training import latest_checkpoint, load_weights
-
-    settings = RunSettings.read(run)
-    changes = read_settings(task_set, "--task-set")
-    if "source" in changes:
-        changes["source"] = find_source(str(changes["source"]))
-    settings = replace(settings, task={**settings.task, **changes})
-    checkpoint = latest_checkpoint(run)
-    if checkpoint is None:
-        raise FileNotFoundError(f"no checkpoint in {run}: the run has not saved one yet")
-    task = _make_task(settings)
-    model = build_model(
-        task, _with_text_tokens(task, settings.model), settings.training.get("seed", 0)
-    )
-    load_weights(checkpoint, model)
-    if horizon is not None:
-        model.model.set_horizon(horizon)
-    say_horizon(model, task.length, f"; --horizon {task.length} re-calibrates it")
-    found = score(model, task, split, sequences=sequences, batch_size=batch_size)  # type: ignore[arg-type]
-    _show(found, task)
-
-
-def _show(metrics: Any, task: Any) -> None:
+def show_metrics(metrics: Any, task: Any) -> None:
     """A table of scores by bucket."""
     from vort.lab.report.tables import Sheet
 

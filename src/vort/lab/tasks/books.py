@@ -1,6 +1,10 @@
 """Next-character prediction in long texts (table pg19): books, or a text of your own."""
 
-from collections.abc import Sequence
+import atexit
+import codecs
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -13,13 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vort.lab.tasks.corpus import Corpus, Document, is_path, load_corpus
+from vort.lab.tasks.corpus import (
+    Corpus,
+    Document,
+    fingerprint,
+    is_large,
+    is_path,
+    load_corpus,
+)
+from vort.lab.tasks.packed import FileText, Packed, blocks
 from vort.lab.tasks.task import SPLITS, Batch, Integers, Split, Task, check_split, stream
 
 __all__ = ["Books"]
 
 # Of `ByteTokenizer`: the tokens around a text.
 BEGIN, END, MARKED_VOCABULARY = 257, 258, 259
+# Settings that decide what is in the files of tokens.
+_CHANGE_TEXTS = ("validation_files", "max_documents", "max_bytes", "column", "marks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +46,7 @@ class Books(Task):
     document; documents too short for one are joined first.
 
     In ASCII text a byte is a character; `bytes_per_character` says how far other texts are from it.
+    Texts too large for memory are packed into files of tokens, which are mapped; see `pack`.
 
     Args:
         source: "stdlib", a file, a folder, or "hf:NAME"; see `load_corpus`.
@@ -102,18 +117,76 @@ class Books(Task):
             column=self.column,
         )
 
+    @property
+    def packed(self) -> Packed | None:
+        """The files of tokens that texts are taken from; None: they are in memory."""
+        found: Packed | None = vars(self).get("_packed")
+        return found
+
+    def pack(self, folder: Path) -> Packed | None:
+        """Pack the tokens of large texts into a folder, once, and take them from there.
+
+        None, and nothing happens, where the texts are small. What was packed before, here or by
+        another process, is taken as it is if the source has not changed since.
+        """
+        if self.packed is None and is_large(self.source, self.max_bytes):
+            settings = {name: getattr(self, name) for name in _CHANGE_TEXTS}
+            source = fingerprint(self.source, **settings)
+            vars(self)["_packed"] = Packed.open(folder, source) or self._write(folder, source)
+        return self.packed
+
+    def _write(self, folder: Path, source: str) -> Packed:
+        corpus = self.corpus
+        edges = ([BEGIN], [END]) if self.marks else ([], [])
+        documents = {
+            split: [(x.text, edges[0] * x.begins, edges[1] * x.ends) for x in corpus[split]]
+            for split in SPLITS
+        }
+        about: dict[str, Any] = {
+            "how": corpus.how,
+            "left_out": corpus.left_out,
+            "digest": _digest(corpus),
+        }
+        about["bytes"] = {split: sum(len(x.text) for x in corpus[split]) for split in SPLITS}
+        dtype = "uint16" if self.marks else "uint8"
+        return Packed.write(folder, source, documents, about, dtype)  # type: ignore[arg-type]
+
     @cached_property
     def _texts(self) -> dict[Split, "_Texts"]:
-        return {
-            split: _Texts(documents, self.length + 1, split, marks=self.marks)
-            for split, documents in self.corpus.items()
-        }
+        if self.packed is None and any(
+            isinstance(x.text, FileText) for split in SPLITS for x in self.corpus[split]
+        ):
+            place = tempfile.mkdtemp()
+            atexit.register(shutil.rmtree, place, ignore_errors=True)
+            self.pack(Path(place) / "tokens")
+        packed, found = self.packed, {}
+        for split in SPLITS:
+            if packed is not None:
+                tokens: Any = packed.tokens(split)
+                lengths = packed.lengths(split)
+            else:
+                parts = [_tokens(document, self.marks) for document in self.corpus[split]]
+                lengths, tokens = [len(x) for x in parts], np.concatenate(parts)
+            found[split] = _Texts(tokens, lengths, self.length + 1, split)
+        return found
 
     def of_length(self, length: int) -> "Books":
         """The same texts in windows of another length; they are not read again."""
         other = replace(self, length=length)
-        vars(other)["corpus"] = self.corpus
+        if self.packed is not None:
+            vars(other)["_packed"] = self.packed
+        else:
+            vars(other)["corpus"] = self.corpus
         return other
+
+    def splits(self) -> tuple[dict[Split, int], str, str]:
+        """Documents in each split, how they were split and what was left out, in words."""
+        packed = self.packed
+        if packed is not None:
+            counts = {split: len(packed.lengths(split)) for split in SPLITS}
+            return counts, packed.index["how"], packed.index["left_out"]
+        counts = {split: len(self.corpus[split]) for split in SPLITS}
+        return counts, self.corpus.how, self.corpus.left_out
 
     def size(self, split: Split) -> int | None:
         """Windows side by side in a split; training has no end."""
@@ -123,6 +196,8 @@ class Books(Task):
     def characters(self, split: Split) -> int:
         """Bytes in a split."""
         check_split(split)
+        if self.packed is not None:
+            return int(self.packed.index["bytes"][split])
         return sum(len(document.text) for document in self.corpus[split])
 
     def describe(self) -> dict[str, Any]:
@@ -134,14 +209,12 @@ class Books(Task):
         """1 for ASCII; bits per byte times this are bits per character."""
         check_split(split)
         texts = [document.text for document in self.corpus[split]]
-        count = sum(len(text.decode(errors="replace")) for text in texts)
-        return sum(map(len, texts)) / count
+        return sum(map(len, texts)) / sum(_letters(blocks(text)) for text in texts)
 
     @cached_property
     def digest(self) -> str:
         """A short hash of all texts: results on other texts are results of another task."""
-        texts = (document.text for split in SPLITS for document in self.corpus[split])
-        return sha256(b"".join(sha256(text).digest() for text in texts)).hexdigest()[:16]
+        return _digest(self.corpus) if self.packed is None else str(self.packed.index["digest"])
 
     def batch(self, split: Split, indices: Sequence[int]) -> Batch:
         """The windows with these indices; see `Task.batch`."""
@@ -203,28 +276,32 @@ class _Texts:
     """The documents of a split end to end, and where windows of `width` tokens may start."""
 
     def __init__(
-        self, documents: Sequence[Document], width: int, split: str, *, marks: bool
+        self, tokens: NDArray[Any], lengths: Sequence[int], width: int, split: str
     ) -> None:
-        tokens = [_tokens(document, marks) for document in documents]
-        lengths = _join_short([len(each) for each in tokens], width)
+        lengths = _join_short(lengths, width)
         if not lengths:
             raise ValueError(
-                f"length must be below {sum(map(len, tokens))}, the bytes of the split {split!r}, "
+                f"length must be below {len(tokens)}, the bytes of the split {split!r}, "
                 f"got {width - 1}"
             )
-        self.text = np.concatenate(tokens)
+        self.text, self.width, self.joined = tokens, width, lengths
         ends = np.cumsum(lengths)
         self.begins: Integers = (ends - lengths).astype(np.int64)
-        # Windows side by side share a byte: the last label of one is the first input of the next.
-        counts = [(length - 1) // (width - 1) for length in lengths]
+        self.rooms: Integers = np.cumsum(np.asarray(lengths) - width + 1)
+
+    @cached_property
+    def side_by_side(self) -> Integers:
+        """Starts of windows that share a byte: the last label of one is the next's first input."""
+        width = self.width
+        counts = [(length - 1) // (width - 1) for length in self.joined]
         starts = np.concatenate(
             [
                 begin + np.arange(count) * (width - 1)
                 for begin, count in zip(self.begins, counts, strict=True)
             ]
         )
-        self.side_by_side: Integers = np.random.default_rng(0).permutation(starts)
-        self.rooms: Integers = np.cumsum(np.asarray(lengths) - width + 1)
+        found: Integers = np.random.default_rng(0).permutation(starts)
+        return found
 
     def anywhere(self, rng: np.random.Generator) -> int:
         """A start drawn uniformly among all that leave a window inside one document."""
@@ -234,9 +311,20 @@ class _Texts:
         return int(self.begins[document]) + number - before
 
 
+def _digest(corpus: Corpus) -> str:
+    texts = (document.text for split in SPLITS for document in corpus[split])
+    found = (x.digest() if isinstance(x, FileText) else sha256(x).digest() for x in texts)
+    return sha256(b"".join(found)).hexdigest()[:16]
+
+
+def _letters(parts: Iterable[bytes]) -> int:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return sum(len(decoder.decode(part)) for part in parts) + len(decoder.decode(b"", final=True))
+
+
 def _tokens(document: Document, marks: bool) -> NDArray[np.unsignedinteger[Any]]:
     """The bytes of a document, between marks if wanted and where it really begins and ends."""
-    text = np.frombuffer(document.text, dtype=np.uint8)
+    text = np.frombuffer(bytes(document.text), dtype=np.uint8)
     if not marks:
         return text
     edges = ([BEGIN] * document.begins, [END] * document.ends)

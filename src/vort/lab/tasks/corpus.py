@@ -6,15 +6,27 @@ document where there are enough of them, else each document at the same places.
 
 import re
 import sysconfig
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from vort.lab.tasks import packed
+from vort.lab.tasks.packed import FileText, Text
 from vort.lab.tasks.task import SPLITS, Split
 
-__all__ = ["HUB", "Corpus", "Document", "find_source", "is_path", "load_corpus"]
+__all__ = [
+    "HUB",
+    "Corpus",
+    "Document",
+    "find_source",
+    "fingerprint",
+    "is_large",
+    "is_path",
+    "load_corpus",
+]
 
 HUB = "hf:"
 STDLIB = "stdlib"
@@ -29,7 +41,7 @@ class Document:
     """A text, in bytes, the name of where it came from, and whether it begins and ends there."""
 
     name: str
-    text: bytes
+    text: Text
     begins: bool = True
     ends: bool = True
 
@@ -44,6 +56,35 @@ class Corpus(dict[Split, list[Document]]):
 
     how: str = "the splits they came in"
     left_out: str = ""
+    spool: Any = None  # what was fetched and is too large for memory, deleted with the corpus
+
+
+def is_large(source: str, max_bytes: int | None = None) -> bool:
+    """Whether the texts of a source are too large to be read into memory."""
+    if source == STDLIB:
+        return False
+    if source.startswith(HUB):
+        return max_bytes is None or max_bytes > packed.LARGE
+    return sum(path.stat().st_size for path in _files(Path(source).expanduser())) > packed.LARGE
+
+
+def fingerprint(source: str, **settings: Any) -> str:
+    """Changes when a source does: by names, sizes and times of its files, unread."""
+    found = [repr(sorted(settings.items()))]
+    if is_path(source):
+        for path in _files(Path(source).expanduser()):
+            about = path.stat()
+            found.append(f"{path} {about.st_size} {about.st_mtime_ns}")
+    else:
+        found.append(source)
+    return sha256("\n".join(found).encode()).hexdigest()
+
+
+def _files(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return [root] if root.is_file() else []
+    files = [path for path in sorted(root.rglob("*")) if path.is_file()]
+    return [path for path in files if not _hidden(path.relative_to(root))]
 
 
 def is_path(source: str) -> bool:
@@ -126,8 +167,8 @@ def _stdlib() -> Iterator[Document]:
 
 def _from_path(root: Path) -> Corpus:
     if root.is_file():
-        text = root.read_bytes()
-        if b"\0" in text[:8192]:
+        text = _read(root, is_large(str(root)))
+        if _is_binary(text):
             raise ValueError(f"{root} is no text: it holds zero bytes")
         return _in_proportion([Document(root.name, text)])
     if not root.is_dir():
@@ -146,20 +187,28 @@ def _from_path(root: Path) -> Corpus:
 
 def _texts(folder: Path) -> tuple[list[Document], str]:
     """The .txt files of a folder, or all its texts where it has none; and what is left out."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = [path for path in files if not _hidden(path.relative_to(folder))]
+    files = _files(folder)
     chosen = [path for path in files if path.suffix == ".txt"]
+    large = sum(path.stat().st_size for path in chosen or files) > packed.LARGE
     if chosen:
-        documents, why = [_document(path, folder) for path in chosen], "that are not .txt"
+        documents, why = [_document(path, folder, large) for path in chosen], "that are not .txt"
     else:
-        read = [_document(path, folder) for path in files]
-        documents, why = [d for d in read if b"\0" not in d.text[:8192]], "that are no text"
+        read = [_document(path, folder, large) for path in files]
+        documents, why = [d for d in read if not _is_binary(d.text)], "that are no text"
     missing = len(files) - len(documents)
     return documents, f"{missing:,} files {why}" if missing else ""
 
 
-def _document(path: Path, folder: Path) -> Document:
-    return Document(path.relative_to(folder).as_posix(), path.read_bytes())
+def _document(path: Path, folder: Path, large: bool) -> Document:
+    return Document(path.relative_to(folder).as_posix(), _read(path, large))
+
+
+def _read(path: Path, large: bool) -> Text:
+    return FileText(path) if large else path.read_bytes()
+
+
+def _is_binary(text: Text) -> bool:
+    return b"\0" in bytes(text[:8192])
 
 
 def _hidden(path: Path) -> bool:
@@ -184,6 +233,7 @@ def _from_hub(name: str, column: str, max_documents: int | None, max_bytes: int 
         raise ValueError(f"the data set {name} could not be loaded: {reason[0]}") from problem
     room = float("inf") if max_bytes is None else max_bytes
     cut = False
+    spool = tempfile.TemporaryDirectory() if room > packed.LARGE else None
 
     def read(split: str, most: float) -> list[Document]:
         nonlocal cut
@@ -194,6 +244,7 @@ def _from_hub(name: str, column: str, max_documents: int | None, max_bytes: int 
             path, config or None, split=split, streaming=True
         )
         size = 0
+        file = None if spool is None else (Path(spool.name) / split).open("wb")
         for number, row in enumerate(rows):
             if number == max_documents or size >= most:
                 cut = True
@@ -204,14 +255,20 @@ def _from_hub(name: str, column: str, max_documents: int | None, max_bytes: int 
                     "--task-set column=NAME"
                 )
             text = str(row[column]).encode()
+            if file is not None:
+                file.write(text)
+            kept = text if file is None else FileText(file.name, size, size + len(text))
             size += len(text)
-            found.append(Document(f"{split}/{number}", text))
+            found.append(Document(f"{split}/{number}", kept))
+        if file is not None:
+            file.close()
         return found
 
     corpus = Corpus({split: read(split, room * SHARES[split]) for split in SPLITS})
     if not corpus["test"]:
         corpus = _in_proportion(corpus["train"])
     corpus.left_out = "all beyond what was asked for at most" if cut else ""
+    corpus.spool = spool
     return corpus
 
 
@@ -274,7 +331,7 @@ def _within(documents: Sequence[Document], shares: dict[Split, float]) -> Corpus
     return corpus
 
 
-def _cut(text: bytes, near: int) -> int:
+def _cut(text: Text, near: int) -> int:
     """A place at `near` or up to three bytes before it that is inside of no letter of UTF-8."""
     for place in range(near, max(near - 4, 0), -1):
         if place == len(text) or text[place] & 0b1100_0000 != 0b1000_0000:
@@ -310,5 +367,6 @@ def _drop_copies(corpus: Corpus) -> None:
         seen |= kept.keys()
 
 
-def _hash(data: bytes) -> int:
-    return int.from_bytes(sha256(data).digest()[:8], "big")
+def _hash(data: Text) -> int:
+    digest = data.digest() if isinstance(data, FileText) else sha256(data).digest()
+    return int.from_bytes(digest[:8], "big")

@@ -5,6 +5,9 @@ A checkpoint is a folder `step-00000100` with `model.safetensors`, `optimizer.sa
 complete and on disk, and renamed again before it is deleted: whatever carries the name can be
 resumed from, and where there is no room for it nothing stays. Processes of one run draw the same
 random numbers, so one state is enough.
+
+Where weights are dealt out to processes, each writes its own: torch.distributed.checkpoint puts
+them into `shards/`, as safetensors too. Any number of processes, sharded or not, reads either.
 """
 
 import json
@@ -12,8 +15,10 @@ import os
 import random
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +28,18 @@ from torch import Tensor, nn
 
 __all__ = [
     "complete_folder",
+    "is_sharded",
     "latest_checkpoint",
     "load_checkpoint",
     "load_weights",
     "read_state",
     "save_checkpoint",
+    "whole_weights",
 ]
 
 _NAME = re.compile(r"step-(\d+)")
+SHARDS = "shards"
+_MODEL, _OPTIMIZER = "model:", "optimizer:"
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -48,7 +57,12 @@ def save_checkpoint(
     *,
     keep: int = 1,
 ) -> Path:
-    """Write model, optimiser, random numbers and `state` (JSON); then drop all but `keep`."""
+    """Write model, optimiser, random numbers and `state` (JSON); then drop all but `keep`.
+
+    Of a model whose weights are dealt out every process must call this.
+    """
+    if is_sharded(model):
+        return _save_shards(directory, step, model, optimizer, state, keep)
     tensors, settings = _optimizer_state(model, optimizer)
     weights = {name: x.contiguous() for name, x in _unique_tensors(model).items()}
     document = {"step": step, "optimizer": settings, **state}
@@ -59,6 +73,87 @@ def save_checkpoint(
         (partial / "state.json").write_text(json.dumps(document, indent=1))
     _clean(directory, keep)
     return directory / f"step-{step:08d}"
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether processes have different parts of its weights."""
+    return any(_is_cut(x) for x in model.parameters())
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights of a model that is dealt out, in the memory of the first process's CPU.
+
+    Every process must ask.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found: Any = get_model_state_dict(model, options=options)
+    return dict(found)
+
+
+def _save_shards(
+    directory: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    keep: int,
+) -> Path:
+    """`save_checkpoint` where every process writes what it has."""
+    import torch.distributed as dist
+
+    checkpoint = import_module("torch.distributed.checkpoint")
+
+    # Whatever a look at other data has put together goes apart again.
+    for module in model.modules():
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
+    tensors, settings = _optimizer_state(model, optimizer)
+    given = {f"{_OPTIMIZER}{name}": x for name, x in tensors.items()}
+    given |= {f"{_MODEL}{name}": x for name, x in _unique_tensors(model).items()}
+    target, main = directory / f"step-{step:08d}", dist.get_rank() == 0
+    partial = target.with_suffix(".partial")
+    if main:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    problem: OSError | None = None
+    try:
+        place = checkpoint.HuggingFaceStorageWriter(str(partial / SHARDS), save_distributed=True)
+        with _quiet():
+            checkpoint.save(given, storage_writer=place)
+        if main:
+            _write_tensors(_random_state(), partial / "random.safetensors")
+            document = {"step": step, "optimizer": settings, **state}
+            (partial / "state.json").write_text(json.dumps(document, indent=1))
+            for path in (*partial.rglob("*"), partial):
+                _to_disk(path)
+            if target.is_dir():
+                shutil.rmtree(target)
+            partial.rename(target)
+            _to_disk(directory)
+            _clean(directory, keep)
+    except checkpoint.CheckpointException as found:
+        first = next(iter(found.failures.values()))
+        reason = first[0] if isinstance(first, tuple) else first
+        problem = OSError(f"{target} could not be written: {reason}")
+    except OSError as found:
+        problem = found
+    if problem is not None:
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise problem
+    return target
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch.distributed.checkpoint from saying what it is about to change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager
@@ -117,7 +212,10 @@ def load_checkpoint(
     """Put everything back in place and return what `state.json` holds."""
     state = read_state(path)
     load_weights(path, model)
-    tensors = _read_tensors(path / "optimizer.safetensors")
+    if (path / SHARDS).is_dir():
+        tensors = _read_shards(path, _OPTIMIZER, _empty_moments(optimizer, model))
+    else:
+        tensors = _read_tensors(path / "optimizer.safetensors")
     _restore_optimizer(model, optimizer, tensors, state["optimizer"])
     _restore_random(_read_tensors(path / "random.safetensors"))
     return state
@@ -126,7 +224,11 @@ def load_checkpoint(
 @torch.no_grad()
 def load_weights(path: Path, model: nn.Module) -> None:
     """Copy the weights of a checkpoint into a model made with the same settings."""
-    saved, own = _read_tensors(path / "model.safetensors"), _unique_tensors(model)
+    own = _unique_tensors(model)
+    if (path / SHARDS).is_dir():
+        _read_shards(path, _MODEL, own)
+        return
+    saved = _read_tensors(path / "model.safetensors")
     if saved.keys() != own.keys():
         odd = sorted(saved.keys() ^ own.keys())[:5]
         raise ValueError(f"{path} is of another model: it differs at {', '.join(odd)}")
@@ -136,12 +238,65 @@ def load_weights(path: Path, model: nn.Module) -> None:
                 f"{path} is of another model: {name} has shape {tuple(saved[name].shape)} there, "
                 f"{tuple(tensor.shape)} here"
             )
-        tensor.copy_(saved[name])
+        tensor.copy_(_cut_like(saved[name], tensor))
+
+
+def _read_shards(path: Path, kind: str, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Fill tensors, whole or cut, with what processes have written; returns them."""
+    import torch.distributed as dist
+
+    checkpoint = import_module("torch.distributed.checkpoint")
+
+    wanted = {f"{kind}{name}": x for name, x in own.items()}
+    alone = not (dist.is_available() and dist.is_initialized())
+    try:
+        place = checkpoint.HuggingFaceStorageReader(str(path / SHARDS))
+        known = place.read_metadata().state_dict_metadata
+        odd = sorted({name for name in known if name.startswith(kind)} ^ wanted.keys())
+        if odd:
+            names = ", ".join(name.removeprefix(kind) for name in odd[:5])
+            raise ValueError(f"{path} is of another model: it differs at {names}")
+        with _quiet():
+            checkpoint.load(wanted, storage_reader=place, no_dist=alone)
+    except checkpoint.CheckpointException as problem:
+        reason = " ".join(str(problem).split())
+        raise ValueError(f"{path} is damaged, or of another model: {reason}") from problem
+    return own
+
+
+def _empty_moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """AdamW's state before anything is known of it."""
+    found = {}
+    names = _parameter_names(model, optimizer)
+    parameters = [x for group in optimizer.param_groups for x in group["params"]]
+    for name, x in zip(names, parameters, strict=True):
+        found[f"{name}/step"] = torch.zeros(())
+        found |= {f"{name}/{key}": torch.zeros_like(x) for key in ("exp_avg", "exp_avg_sq")}
+    return found
+
+
+def _is_cut(x: Tensor) -> bool:
+    """Whether a tensor is one of several processes'."""
+    return hasattr(x, "placements")
+
+
+def _cut_like(whole: Tensor, x: Any) -> Tensor:
+    """This process's part of a tensor, if x is such a part."""
+    if not _is_cut(x) or _is_cut(whole):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    place = whole.to(x.device)
+    return distribute_tensor(place, x.device_mesh, x.placements, src_data_rank=None)
 
 
 def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, those with several names (tied weights) under the first."""
     found: dict[str, Tensor] = {}
+    if is_sharded(model):
+        # An empty part has no place of its own to be known by.
+        found = {name: x.detach() for name, x in model.named_parameters()}
+        return found | dict(_kept_buffers(model))
     seen = set()
     for name, tensor in model.state_dict().items():
         place = (tensor.data_ptr(), tensor.shape, tensor.stride())
@@ -150,6 +305,13 @@ def _unique_tensors(model: nn.Module) -> dict[str, Tensor]:
         seen.add(place)
         found[name] = tensor.detach()
     return found
+
+
+def _kept_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, module in model.named_modules():
+        for name, x in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, x
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -164,7 +326,7 @@ def _optimizer_state(
     """State tensors by "<parameter>/<what>", and the settings of the groups."""
     names, found = _parameter_names(model, optimizer), optimizer.state_dict()
     tensors = {
-        f"{names[number]}/{key}": torch.as_tensor(value).contiguous()
+        f"{names[number]}/{key}": value if _is_cut(value) else torch.as_tensor(value).contiguous()
         for number, entries in found["state"].items()
         for key, value in entries.items()
     }
@@ -178,10 +340,13 @@ def _restore_optimizer(
     settings: list[dict[str, Any]],
 ) -> None:
     numbers = {name: number for number, name in enumerate(_parameter_names(model, optimizer))}
+    parameters = [x for group in optimizer.param_groups for x in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for full, tensor in tensors.items():
         name, _, key = full.rpartition("/")
-        state.setdefault(numbers[name], {})[key] = tensor
+        number = numbers[name]
+        tensor = _cut_like(tensor, parameters[number]) if tensor.ndim else tensor
+        state.setdefault(number, {})[key] = tensor
     # JSON has no tuples, and AdamW compares its betas with none.
     groups = [{**group, "betas": tuple(group["betas"])} for group in settings]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

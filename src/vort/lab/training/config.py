@@ -9,7 +9,7 @@ from vort.names import check_choice, refuse_unknown, typed
 __all__ = ["TrainingConfig"]
 
 # How a run is shown and fed; what comes out of it does not depend on these.
-_APPEARANCE = {"log", "log_every", "progress", "workers", "record_steps"}
+_APPEARANCE = {"log", "log_every", "progress", "workers", "record_steps", "shard"}
 _APPEARANCE |= {"checkpoint_every", "checkpoint_minutes", "keep_checkpoints"}
 
 _AT_LEAST_ONE = (
@@ -49,6 +49,8 @@ class TrainingConfig:
         log_every: steps between records of loss, and between checks that it is finite.
         progress: show a bar, or a line every few seconds where that cannot be drawn.
         workers: processes that draw sequences; 0: none but this one.
+        shard: where several processes train, whether each keeps a part of weights, gradients and
+            moments (FSDP2, a block at a time) instead of all of them.
         record_steps: on one GPU, without accumulation, launch a step once and replay it from then
             on (`vort.models.RecordedStep`): small models train several times as fast.
 
@@ -80,6 +82,7 @@ class TrainingConfig:
     log_every: int = 10
     progress: bool = True
     workers: int = 0
+    shard: bool = False
     record_steps: bool = False
 
     def __post_init__(self) -> None:

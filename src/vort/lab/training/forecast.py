@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
 from vort.lab.training.data import compact
+from vort.lab.training.peers import processes
 from vort.lab.training.scorer import Scorer
 from vort.lab.training.setup import total_steps, uses_bf16
 
@@ -39,6 +40,7 @@ class Forecast:
         seconds: of a step.
         steps: of the whole run.
         evaluation: seconds of all looks at validation and test data.
+        processes: that share a batch.
     """
 
     parameters: int
@@ -48,6 +50,7 @@ class Forecast:
     seconds: float
     steps: int
     evaluation: float
+    processes: int = 1
 
     def memory(self, sequences: int) -> int:
         """Bytes of a run whose pieces have so many sequences."""
@@ -59,8 +62,9 @@ class Forecast:
 
     def accumulation(self, batch_size: int, least: int = 1) -> int | None:
         """The fewest pieces of a batch, `least` or more, that fit one by one; None if none do."""
-        divisors = (n for n in range(least, batch_size + 1) if batch_size % n == 0)
-        return next((n for n in divisors if self.fits(batch_size // n)), None)
+        each = batch_size // self.processes
+        divisors = (n for n in range(least, each + 1) if each % n == 0)
+        return next((n for n in divisors if self.fits(each // n)), None)
 
     def time(self, steps: int) -> float:
         """Seconds of so many steps and of all looks at other data."""
@@ -125,13 +129,14 @@ def forecast(model: nn.Module, task: Task, config: TrainingConfig) -> Forecast:
         weights=(BYTES_PER_PARAMETER - 4) * parameters,
         activations=per_sequence,
         free=free_memory(device),
-        seconds=seconds * config.batch_size,
-        steps=total_steps(task, config, 1),
+        seconds=seconds * config.batch_size / processes(),
+        steps=total_steps(task, config, processes()),
         evaluation=0.0,
+        processes=processes(),
     )
     pieces = found.accumulation(config.batch_size, config.accumulation)
     if pieces is not None and found.seconds / pieces <= _PATIENCE:
-        batch = task.batch("train", range(config.batch_size // pieces))
+        batch = task.batch("train", range(config.batch_size // (pieces * processes())))
         timed = pieces * _pass(scorer, _on(device, compact(batch)), mixed)
         found = Forecast(**{**vars(found), "seconds": timed})
     asked = _sequences(task, config)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["hold"]
+__all__ = ["hold", "is_held"]
 
 NAME = "run.lock"
 _held: set[Path] = set()
@@ -40,6 +40,23 @@ def hold(folder: str | Path | None) -> Iterator[None]:
             file.unlink()
         os.close(handle)
         _unmake(made)
+
+
+def is_held(folder: str | Path) -> bool:
+    """Whether a process is training in a folder."""
+    import fcntl
+
+    try:
+        handle = os.open(Path(folder) / NAME, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _lock(file: Path, folder: str | Path | None) -> int:

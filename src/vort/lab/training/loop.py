@@ -71,10 +71,12 @@ def _train(run: Run, resume: bool) -> TrainingResult:
                 continue
             for _ in range(config.accumulation):
                 with accelerator.accumulate(run.scorer):
-                    loss = run.scorer(next(batches))["loss"]
+                    with run.precision():
+                        loss = run.scorer(next(batches))["loss"]
                     accelerator.backward(loss)
                     if accelerator.sync_gradients:
                         norm = accelerator.clip_grad_norm_(run.model.parameters(), limit)
+                        norm = norm.full_tensor() if run.sharded else norm
                     optimizer.step()
                     optimizer.zero_grad()
                 mean = mean + loss.detach() / config.accumulation

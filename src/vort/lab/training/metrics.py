@@ -66,6 +66,7 @@ def evaluate(
     batch_size: int = 16,
     workers: int = 0,
     accelerator: Any = None,
+    together: bool = False,
     seen: Callable[[Mapping[str, Tensor], Tensor], None] | None = None,
 ) -> Metrics:
     """Accuracy, bits and count for each bucket of the task, and for "all".
@@ -79,6 +80,8 @@ def evaluate(
         workers: processes that draw sequences.
         accelerator: Accelerate's, where several processes share the work; else the model's own
             device does all of it.
+        together: whether processes must go through as many batches each, as where weights are
+            shared out; what is too many is not counted.
         seen: is shown every batch, as `load` makes it, with its logits `[N, C]`.
     """
     scorer = model if isinstance(model, Scorer) else Scorer(model, task.num_classes)
@@ -89,12 +92,18 @@ def evaluate(
     count = _count(task, split, sequences)
     mine = range(rank, count, processes)
     groups = [list(mine[first : first + batch_size]) for first in range(0, len(mine), batch_size)]
+    mine_alone = len(groups)
+    if together:
+        most = -(-len(range(0, count, processes)) // batch_size)
+        groups += [[0]] * (most - len(groups))
     meter = BucketMeter(task.bucket_names, device)
     # The model is asked, not the scorer: one made here is new and knows nothing of it.
     training = model.training
     scorer.eval()
-    for batch in load(task, split, groups, device, workers):
+    for number, batch in enumerate(load(task, split, groups, device, workers)):
         scores = scorer(batch)
+        if number >= mine_alone:
+            continue
         if "logits" not in scores:
             raise TypeError("model must give logits to be evaluated, got a loss alone")
         meter.add(scores["logits"], batch["targets"], batch["buckets"])

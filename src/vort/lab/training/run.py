@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -28,7 +28,13 @@ from vort.lab.training.data import Pieces, load
 from vort.lab.training.metrics import Metrics, evaluate
 from vort.lab.training.progress import EVERY, Standing, shown
 from vort.lab.training.scorer import Objective, Scorer
-from vort.lab.training.setup import make_accelerator, make_optimizer, total_steps
+from vort.lab.training.setup import (
+    make_accelerator,
+    make_optimizer,
+    shard,
+    total_steps,
+    wants_shards,
+)
 
 __all__ = ["Run", "Stopped", "TrainingResult"]
 
@@ -124,13 +130,17 @@ class Recorder:
         rate: the learning rate of the last.
         """
         rows = torch.stack([torch.stack(pair) for pair in self._unread])
-        rows = self.accelerator.reduce(rows, "mean")
-        values = rows.tolist()
+        everyone = self.accelerator.gather(rows[None])  # [processes, steps, 2]
+        values = (rows if len(everyone) == 1 else everyone.mean(0)).tolist()
         now = perf_counter()
         for number, (loss, norm) in enumerate(values, step - len(values) + 1):
             if not isfinite(loss) or not isfinite(norm):
+                here = everyone[:, number - 1 - step, 0].tolist()
+                ranks = [rank for rank, x in enumerate(here) if not isfinite(x)]
+                where = f" on rank {ranks[0]} of {len(here)}" if ranks and len(here) > 1 else ""
                 raise FloatingPointError(
-                    f"training broke down at step {number}: loss {loss:g}, norm of the gradient "
+                    f"training broke down at step {number}{where}: loss {loss:g}, norm of the "
+                    f"gradient "
                     f"{norm:g}, learning rate {rate:g}; try a lower learning_rate, a longer warmup "
                     'or precision="float32"'
                 )
@@ -191,12 +201,20 @@ class Run:
     ) -> None:
         self.task, self.config = task, config
         self.directory = None if directory is None else Path(directory)
+        sharded = wants_shards(config)
         self.accelerator = make_accelerator(config, self.directory)
         self.total = total_steps(task, config, self.accelerator.num_processes)
         self.model = model.to(self.accelerator.device)
+        scorer: Any = Scorer(self.model, task.num_classes, objective)
+        self.sharded = sharded and self.accelerator.num_processes > 1
+        if self.sharded:
+            shard(scorer, self.model, self.accelerator)
         self.plain_optimizer = make_optimizer(self.model, config)
-        scorer = Scorer(self.model, task.num_classes, objective)
-        self.scorer, self.optimizer = self.accelerator.prepare(scorer, self.plain_optimizer)
+        if self.sharded:
+            self.optimizer = self.accelerator.prepare(self.plain_optimizer)
+            self.scorer = scorer
+        else:
+            self.scorer, self.optimizer = self.accelerator.prepare(scorer, self.plain_optimizer)
         alone = self.accelerator.num_processes == 1 and config.accumulation == 1
         on_gpu = self.accelerator.device.type == "cuda" and objective is None
         self.recorded = self._recorded() if alone and on_gpu and config.record_steps else None
@@ -207,6 +225,10 @@ class Run:
         from vort.models.training import RecordedStep
 
         return RecordedStep(self.model, lambda batch: self.scorer(batch)["loss"])
+
+    def precision(self) -> Any:
+        """The context that the model is to be called in; Accelerate's own models bring theirs."""
+        return self.accelerator.autocast() if self.sharded else nullcontext()
 
     def start(self, resume: bool) -> None:
         """Take up the newest checkpoint, or begin."""
@@ -360,20 +382,22 @@ class Run:
     def _evaluate(self, split: Split) -> Metrics:
         config = self.config
         pieces = config.accumulation * self.accelerator.num_processes
-        return evaluate(
-            # Unwrapped: processes may have unequal shares, and a wrapper would wait for all.
-            self.accelerator.unwrap_model(self.scorer),
-            self.task,
-            split,
-            sequences=config.test_sequences if split == "test" else config.evaluation_sequences,
-            batch_size=config.evaluation_batch_size or config.batch_size // pieces,
-            workers=config.workers,
-            accelerator=self.accelerator,
-        )
+        with self.precision():
+            return evaluate(
+                # Unwrapped: processes may have unequal shares, and a wrapper would wait for all.
+                self.accelerator.unwrap_model(self.scorer),
+                self.task,
+                split,
+                sequences=config.test_sequences if split == "test" else config.evaluation_sequences,
+                batch_size=config.evaluation_batch_size or config.batch_size // pieces,
+                workers=config.workers,
+                accelerator=self.accelerator,
+                together=self.sharded,
+            )
 
     def _save(self) -> None:
         self._count_seconds()
-        if self.directory is not None and self.accelerator.is_main_process:
+        if self.directory is not None:
             state = {
                 "config": self.config.outcome(),
                 "task": self.task.describe(),
@@ -382,9 +406,20 @@ class Run:
                 "pending": self.recorder.pending,
             }
             parts = (self.directory, self.result.steps, self.model, self.plain_optimizer, state)
-            save_checkpoint(*parts, keep=self.config.keep_checkpoints)
-        self.accelerator.wait_for_everyone()
+            self._agree(lambda: save_checkpoint(*parts, keep=self.config.keep_checkpoints))
         self._saved_at = perf_counter()
+
+    def _agree(self, save: Callable[[], object]) -> None:
+        """Save, in every process if weights are shared out, else in one; all fail if one does."""
+        problem: OSError | None = None
+        if self.sharded or self.accelerator.is_main_process:
+            try:
+                save()
+            except OSError as found:  # a full disk, most of all
+                problem = found
+        failed = torch.tensor(float(problem is not None), device=self.accelerator.device)
+        if float(self.accelerator.reduce(failed, "sum")):
+            raise problem or OSError("another process could not write the checkpoint")
 
     def _count_seconds(self) -> None:
         now = perf_counter()

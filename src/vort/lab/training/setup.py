@@ -1,6 +1,8 @@
 """What a config asks for: Accelerate, AdamW with decay where it belongs, the rate of each step."""
 
 import atexit
+import os
+import warnings
 from importlib.util import find_spec
 from math import ceil, cos, pi
 from pathlib import Path
@@ -18,10 +20,14 @@ __all__ = [
     "learning_rate_at",
     "make_accelerator",
     "make_optimizer",
+    "shard",
     "total_steps",
     "uses_bf16",
+    "wants_shards",
 ]
 
+# What `accelerate launch --use_fsdp` says.
+_FSDP = "ACCELERATE_USE_FSDP"
 _MATRICES = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 
@@ -34,6 +40,8 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
     check_tracker(config)
     if config.log is not None and directory is None:
         raise ValueError(f"log={config.log!r} needs a directory to write to, got None")
+    # Blocks are sharded here, on any device: see `shard`.
+    os.environ.pop(_FSDP, None)
     # Accelerate keeps the precision of the first run of a process and refuses another.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
@@ -47,6 +55,32 @@ def make_accelerator(config: TrainingConfig, directory: Path | None) -> Any:
         atexit.register(accelerator.state.destroy_process_group)
     set_seed(config.seed)
     return accelerator
+
+
+def wants_shards(config: TrainingConfig) -> bool:
+    """Whether a run of several processes is to share out its weights, by config or launcher."""
+    return config.shard or os.environ.get(_FSDP, "").lower() in ("1", "true")
+
+
+def shard(root: nn.Module, model: nn.Module, accelerator: Any) -> None:
+    """Deal out the weights of a model to all processes, a block at a time (FSDP2).
+
+    Args:
+        root: what is called; weights outside of blocks are together while it runs.
+        model: inside of it; its `_no_split_modules` are the blocks.
+        accelerator: Accelerate's.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    # Of logits that are cut to the classes of a task, and never changed in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    blocks = set(getattr(model, "_no_split_modules", None) or ())
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh)
+    fully_shard(root, mesh=mesh)
 
 
 def check_tracker(config: TrainingConfig) -> None:

@@ -253,21 +253,34 @@ def computed_again(heads: Heads) -> Iterator[None]:
         return
     compute = heads.again
     numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(heads[:6])}
+    # Those that have a storage to themselves, of which a part may be kept as well.
+    storages = {
+        x.untyped_storage().data_ptr(): i
+        for i, x in enumerate(heads[:6])
+        if x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
+    }
     made: list[Sequence[Tensor]] = []
 
     def pack(x: Tensor) -> Any:
         number = numbers.get((x.data_ptr(), x.numel())) if x.is_contiguous() else None
-        # Detached: an output would hold the node that holds it, and neither would ever be freed.
-        return x.detach() if number is None else (number, x.shape)
+        if number is not None:
+            return number, x.shape, None, 0
+        number = storages.get(x.untyped_storage().data_ptr())
+        if number is None or x.dtype != heads[number].dtype:  # type: ignore[union-attr]
+            # Detached: an output would hold the node that holds it, and neither would be freed.
+            return x.detach()
+        return number, x.shape, x.stride(), x.storage_offset()
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
         if not made:
             made.append(compute())
-        number, shape = kept
-        found: Tensor = made[0][number].view(shape)
-        return found
+        number, shape, stride, offset = kept
+        whole: Tensor = made[0][number]
+        if stride is None:
+            return whole.view(shape)
+        return whole.as_strided(shape, stride, whole.storage_offset() + offset)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
