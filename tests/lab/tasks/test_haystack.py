@@ -4,6 +4,7 @@ import ast
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,41 @@ def subword_tokenizer() -> object:
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+
+
+def spaced_tokenizer() -> object:
+    """Subwords that begin every text with a space, as those of sentencepiece do; made here."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE())
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    alphabet = [chr(code) for code in range(33, 127)] + ["\n"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
+    )
+    words = published.NOISE.replace(".", "").split()
+    inner.train_from_iterator(words, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>")
+
+
+@pytest.mark.parametrize("make", [subword_tokenizer, spaced_tokenizer])
+def test_pieces_are_encoded_as_they_are_in_the_middle_of_a_text(make: Any) -> None:
+    coder = HuggingFaceCoder(make())
+    pieces = ["The sky is blue.\n", "Here", " we", " go", ".", "\nWhat", " is", "?"]
+    found = coder.encode_all(pieces)
+    assert [found[i].tolist() for i in range(8)] == [coder.encode(p).tolist() for p in pieces]
+    text = "".join(pieces)
+    whole = coder.tokenizer(text, add_special_tokens=False)["input_ids"]
+    # A text may begin with a space that a piece in the middle does not have.
+    rest = len(found.joined()) - len(found[0])
+    assert whole[-rest:] == found.joined().tolist()[-rest:]
+    assert coder.decode(found.joined()) == text
 
 
 @pytest.fixture(scope="module")

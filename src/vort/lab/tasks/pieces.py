@@ -175,31 +175,32 @@ class HuggingFaceCoder(Coder):
             raise ValueError("tokenizer must give tokens, it has none for 'a': is it complete?")
         before = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
         self.begin = np.array(whole[:before], np.int64)
-        self._mark = self._plain("\n")
+        # What a piece is read after: some tokenizers put a space before a text of its own.
+        self._marks = {mark: self._plain(mark) for mark in ("\n", "a")}
 
     def _plain(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return found
 
     def encode(self, text: str) -> Integers:
-        """Tokens as they are after a line's end: some tokenizers put a space before a text."""
-        count = len(self._mark)
-        if count and not text.startswith("\n"):
-            found = self._plain("\n" + text)
-            if found[:count] == self._mark:
-                return np.array(found[count:], np.int64)
-        return np.array(self._plain(text), np.int64)
+        """Tokens as they are in the middle of a text."""
+        return self.encode_all([text])[0]
 
     def encode_all(self, texts: Iterable[str]) -> Pool:
         """Tokens of many pieces, all at once: tokenizers are faster that way."""
-        listed, count = list(texts), len(self._mark)
-        if not count or not listed or any(text.startswith("\n") for text in listed):
-            return super().encode_all(listed)
-        marked = [f"\n{text}" for text in listed]
+        listed = list(texts)
+        if not listed:
+            return Pool.of([])
+        # A line's end stands apart from all but another.
+        marks = ["a" if text.startswith("\n") else "\n" for text in listed]
+        marked = [mark + text for mark, text in zip(marks, listed, strict=True)]
         found = self.tokenizer(marked, add_special_tokens=False)["input_ids"]
-        if any(ids[:count] != self._mark for ids in found):
-            return super().encode_all(listed)
-        return Pool.of([np.array(ids[count:], np.int64) for ids in found])
+        pieces = []
+        for mark, text, ids in zip(marks, listed, found, strict=True):
+            before = self._marks[mark]
+            apart = ids[: len(before)] == before
+            pieces.append(np.array(ids[len(before) :] if apart else self._plain(text), np.int64))
+        return Pool.of(pieces)
 
     def decode(self, tokens: Integers) -> str:
         """Their text, special tokens left out."""
