@@ -20,6 +20,7 @@ from vort.lab.evaluation import (
     read_records,
     run_suite,
     write,
+    write_prompts,
 )
 from vort.lab.evaluation.suite import Job
 from vort.lab.tasks import MultiNeedle
@@ -148,6 +149,23 @@ def test_samples_of_ruler_are_the_same_each_time_and_of_each_length() -> None:
         assert len(prompt) + first.reserve(task) == 4096
 
 
+def test_prompts_are_written_as_documents_of_lm_eval(tmp_path: Path) -> None:
+    suite = RulerSuite(Kit(ByteCoder()))
+    path = write_prompts(suite, tmp_path, lengths=[3000], samples=2)
+    documents = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(documents) == 2 * 11
+    for one in documents:
+        between = "\n\n" if one["task"] == "cwe" else " "  # lm_eval's target_delimiter
+        whole = f"{one['input']}{between}{one['gen_prefix']}"
+        sample = suite.sample(Job(one["task"], 3000, one["index"]))
+        assert whole == bytes(sample.prompt.tolist()).decode()
+        assert one["length"] == one["max_length"] == 3000
+        assert one["outputs"] == list(sample.expected)
+        begins = "The special magic" if one["task"].startswith("niah") else "Answer:"
+        assert one["gen_prefix"].startswith(begins)
+        assert one["gen_prefix"].endswith((" is", " are", ":"))
+
+
 def test_answers_are_counted_whole_by_depth_and_by_sequence() -> None:
     task = MultiNeedle(length=400, needles=2, asked="all", depths=(0.0, 1.0), test_sequences=4)
     batch = task.batch("test", range(4))
@@ -196,6 +214,9 @@ def test_the_command_runs_a_suite_and_shows_a_table(saved: Path, tmp_path: Path)
     found = json.loads((out / "summary.json").read_text())
     assert set(found["scores"]) == {"niah_single_1", "vt"}
     assert found["model"] == "model"
+    said = vort(*base, "--lengths", "1900", "--tasks", "fwe", "--prompts")
+    assert "prompts.jsonl" in said
+    assert json.loads((out / "prompts.jsonl").read_text())["task"] == "fwe"
     said = vort(*base, "--lengths", "1900", "--tasks", "fwe", "--seed", 1, code=2)
     assert "holds results with seed = 42, not 1: take another --out" in said
 

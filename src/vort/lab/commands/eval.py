@@ -65,6 +65,9 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="With --suite: folder for results, and to go on from.")
     ] = None,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="With --suite: only write them, as lm_eval has them.")
+    ] = False,
     device: Annotated[str, typer.Option(help="With --suite: cpu, cuda, ...")] = "cpu",
 ) -> None:
     """Score a trained model, also on longer sequences; or any causal model on a suite.
@@ -100,6 +103,7 @@ def evaluate(
             "data": data,
             "needles": needles,
             "piece": piece,
+            "prompts": prompts,
         },
     )
 
@@ -169,11 +173,15 @@ def _evaluate_suite(
     name: str, model: str, device: str, out: Path, options: Mapping[str, Any]
 ) -> None:
     from vort.lab.commands import read_names
-    from vort.lab.evaluation import run_suite
+    from vort.lab.evaluation import run_suite, write_prompts
 
     loaded, tokenizer, about = _load(model, device)
     suite = _suite(name, tokenizer, options)
     tasks = read_names(options["tasks"], "--tasks", suite.tasks)
+    asked = {"lengths": options["lengths"], "tasks": tasks, "samples": options["samples"]}
+    if options["prompts"]:
+        typer.echo(f"prompts: {write_prompts(suite, out, **asked)}")
+        return
     limit = getattr(loaded.config, "max_position_embeddings", None)
     if limit is not None and max(options["lengths"]) > limit:
         typer.echo(f"{model} is made for {limit:,} tokens at most, by its config", err=True)
@@ -183,9 +191,7 @@ def _evaluate_suite(
         loaded,
         suite,
         out,
-        lengths=options["lengths"],
-        tasks=tasks,
-        samples=options["samples"],
+        **asked,
         stop=_ends(loaded, tokenizer),
         piece=options["piece"],
         about=about,

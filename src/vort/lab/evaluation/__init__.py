@@ -1,7 +1,14 @@
 """Models put to the test: suites of prompts for any causal model, answers that are right whole."""
 
 from vort.lab.evaluation.exact import exact_matches
-from vort.lab.evaluation.suite import NeedleSuite, RulerSuite, Suite, read_records, run_suite
+from vort.lab.evaluation.suite import (
+    NeedleSuite,
+    RulerSuite,
+    Suite,
+    read_records,
+    run_suite,
+    write_prompts,
+)
 from vort.lab.evaluation.writing import write
 
 __all__ = [
@@ -12,4 +19,5 @@ __all__ = [
     "read_records",
     "run_suite",
     "write",
+    "write_prompts",
 ]

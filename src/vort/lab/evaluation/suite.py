@@ -15,13 +15,22 @@ from vort.lab.evaluation.writing import PIECE, write
 from vort.lab.tasks.haystack import Haystack, Kit, MadeSentences, Sample
 from vort.lab.tasks.multi_needle import needle_sample
 from vort.lab.tasks.question_files import Questions
-from vort.lab.tasks.ruler import GENERATED, RULER, RulerPrompts, ruler_score
+from vort.lab.tasks.ruler import GENERATED, RULER, RulerPrompts, ruler_score, split_prompt
 from vort.lab.tasks.task import stream
 
-__all__ = ["Job", "NeedleSuite", "RulerSuite", "Suite", "read_records", "run_suite", "summary"]
+__all__ = [
+    "Job",
+    "NeedleSuite",
+    "RulerSuite",
+    "Suite",
+    "read_records",
+    "run_suite",
+    "summary",
+    "write_prompts",
+]
 
 DEPTHS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-RECORDS, SUMMARY = "samples.jsonl", "summary.json"
+RECORDS, SUMMARY, PROMPTS = "samples.jsonl", "summary.json", "prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,10 @@ class Suite(ABC):
         """Samples that a task has at most."""
         return None
 
+    def split(self, task: str, text: str) -> tuple[str, str]:
+        """A prompt, and the words of it that an answer begins with."""
+        return text, ""
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What the samples depend on, ready for JSON."""
@@ -118,6 +131,10 @@ class RulerSuite(Suite):
     def score(self, task: str, said: str, expected: Sequence[str]) -> float:
         """See `ruler_score`."""
         return ruler_score(task, said, expected)
+
+    def split(self, task: str, text: str) -> tuple[str, str]:
+        """See `split_prompt`."""
+        return split_prompt(task, text)
 
     def limit(self, task: str) -> int | None:
         """Questions that there are."""
@@ -257,6 +274,34 @@ def run_suite(
     found = {**settings, **summary(chosen)}
     write_atomically(folder / SUMMARY, json.dumps(found, indent=1) + "\n")
     return found
+
+
+def write_prompts(
+    suite: Suite,
+    folder: Path,
+    *,
+    lengths: Sequence[int],
+    tasks: Sequence[str] | None = None,
+    samples: int = 500,
+) -> Path:
+    """All prompts as documents of lm_eval's ruler tasks, a line each: FOLDER/prompts.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / PROMPTS
+    with path.open("w", encoding="utf-8") as file:
+        for job in _jobs(suite, lengths, tasks or suite.tasks, samples):
+            sample = suite.sample(job)
+            read, begins = suite.split(job.task, suite.kit.coder.decode(sample.prompt))
+            document = {
+                "task": job.task,
+                "index": job.index,
+                "input": read,
+                "outputs": list(sample.expected),
+                "length": len(sample.prompt) + suite.reserve(job.task),
+                "max_length": job.length,
+                "gen_prefix": begins,
+            }
+            file.write(json.dumps(document) + "\n")
+    return path
 
 
 def _known(tokens: Sequence[int], size: int) -> list[int]:

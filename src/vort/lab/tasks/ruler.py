@@ -29,7 +29,15 @@ from vort.lab.tasks.question_files import Questions
 from vort.lab.tasks.task import Integers, Split
 from vort.names import check_choice
 
-__all__ = ["GENERATED", "RULER", "SYNTHETIC", "Ruler", "RulerPrompts", "ruler_score"]
+__all__ = [
+    "GENERATED",
+    "RULER",
+    "SYNTHETIC",
+    "Ruler",
+    "RulerPrompts",
+    "ruler_score",
+    "split_prompt",
+]
 
 Synthetic = Literal[
     "niah_single_1",
@@ -468,6 +476,17 @@ class _Chain(NamedTuple):
         depths = np.sort(rng.random(len(self.lines))).tolist()
         text, places = hide(hay, self.lines, depths)
         return _Chain(self.head, self.tail, self.names, self.lines, text, tuple(places))
+
+
+def split_prompt(task: str, text: str) -> tuple[str, str]:
+    """A prompt as lm_eval has it: what is read, and the words that the answer begins with.
+
+    lm_eval puts a space between the two, and for common words an empty line.
+    """
+    marks = {"vt": _FOUND[0], "cwe": "\n\nAnswer:"}
+    mark = _SAID.partition("{")[0] if task in NIAH else marks.get(task, " Answer:")
+    place = text.rindex(mark)
+    return text[:place], text[place:].strip()
 
 
 def ruler_score(task: str, said: str, expected: Sequence[str]) -> float:
