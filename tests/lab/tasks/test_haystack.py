@@ -319,6 +319,19 @@ def test_mixed_lengths_fill_training_sequences_only() -> None:
         MultiNeedle(length=1024, mixed=(300,))
 
 
+def test_all_tasks_of_ruler_together_are_told_apart_by_bucket() -> None:
+    task = Ruler(kind="all", length=1024, words=512)
+    assert task.bucket_names == SYNTHETIC
+    for index in range(11):
+        alone = Ruler(kind=SYNTHETIC[index], length=1024, words=512)
+        batch, own = task.batch("test", [index]), alone.batch("test", [index])
+        asked = batch["labels"] != IGNORED
+        assert set(batch["buckets"][asked].tolist()) == {index}
+        assert int(asked.sum()) == int((own["labels"] != IGNORED).sum())
+    seen = task.batch("train", range(60))["buckets"]
+    assert set(seen[seen >= 0].tolist()) == set(range(11))
+
+
 def test_answers_are_right_only_as_a_whole() -> None:
     task = MultiNeedle(length=700, needles=2, asked="all", tokens="bytes", depths=(0.0, 1.0))
     batch = task.batch("test", [0, 1])

@@ -79,12 +79,14 @@ class Sample:
         expected: strings that a continuation should hold.
         answers: the same as tokens, in the order in which training shows them.
         depths: how deep each answer lies in the haystack, from 0 to 1; () where it does not.
+        bucket: that of all its answers, where it is neither their lag nor their depth.
     """
 
     prompt: Integers
     expected: tuple[str, ...]
     answers: tuple[Answer, ...] = ()
     depths: tuple[float, ...] = ()
+    bucket: int | None = None
 
 
 class Haystack(ABC):
@@ -487,16 +489,17 @@ class HaystackTask(GeneratedTask):
                 queries.append(begin + place - 1 + count)
                 labels.append(answer.tokens)
                 sources.append(begin + answer.source + count)
-                buckets.append(np.full(len(count), self.bucket(depth) or 0))
+                bucket = self.bucket(depth) if sample.bucket is None else sample.bucket
+                buckets.append(np.full(len(count), -1 if bucket is None else bucket))
                 place += len(count)
             begin += place
-        by_depth = None if self.bucket(0.0) is None else np.concatenate(buckets)
+        own = np.concatenate(buckets)
         return Row(
             np.concatenate(tokens),
             np.concatenate(queries),
             np.concatenate(labels),
             np.concatenate(sources),
-            by_depth,
+            None if (own < 0).any() else own,
         )
 
 

@@ -6,7 +6,7 @@ answer: the text is cut at its beginning, or the last of what fills it is cut to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -53,6 +53,7 @@ Synthetic = Literal[
     "fwe",
 ]
 SYNTHETIC: tuple[Synthetic, ...] = get_args(Synthetic)
+Kind = Literal[Synthetic, "all"]
 RULER: tuple[str, ...] = (*SYNTHETIC, "qa_1", "qa_2")
 
 
@@ -298,12 +299,15 @@ class RulerPrompts:
 
     def _vt(self, rng: np.random.Generator, room: _Room) -> Sample:
         example = self.kit.coder.begin
+        chain = self._chain(rng, None, letters=5)
         if room.reserve is not None:
-            shown = self._chain(rng, 10 * len(self.encode(f" {NOISE}\n")), letters=3)
+            noise = 10 * len(self.encode(f" {NOISE}\n"))
+            shown = self._chain(rng, noise, letters=3)
+            while np.array_equal(shown.value, chain.value):  # it asks for another number
+                shown = self._chain(rng, noise, letters=3)
             names = [shown.names[i] for i in range(HOPS + 1)]
             answer = [self.encode(" "), *names, self.encode("\n\n\n\n")]
             example = np.concatenate([example, shown.head, shown.text, shown.tail, *answer])
-        chain = self._chain(rng, None, letters=5)
         answers = [Answer(chain.names[i], 0) for i in range(HOPS + 1)]
         left = room.left(example, chain.head, chain.tail, *chain.lines, answers=answers)
         chain = chain.hidden(self._noise.cut(rng, left), rng)
@@ -330,7 +334,7 @@ class RulerPrompts:
         asks = [encode(_FIND[0]), value, encode(_FIND[1])]
         says = [encode(_FOUND[0].rstrip()), space, count, encode(_FOUND[1]), value]
         tail = np.concatenate([*asks, *says, encode(_FOUND[2])])
-        chain = _Chain(encode(_TRACK), tail, names, lines)
+        chain = _Chain(encode(_TRACK), tail, names, value, lines)
         return chain if noise is None else chain.hidden(self._noise.cut(rng, noise), rng)
 
     def _cwe(self, rng: np.random.Generator, room: _Room) -> Sample:
@@ -467,6 +471,7 @@ class _Chain(NamedTuple):
     head: Integers
     tail: Integers
     names: Pool
+    value: Integers
     lines: list[Integers]
     text: Integers = np.empty(0, np.int64)
     places: tuple[int, ...] = ()
@@ -475,7 +480,7 @@ class _Chain(NamedTuple):
         """In a haystack, in its order."""
         depths = np.sort(rng.random(len(self.lines))).tolist()
         text, places = hide(hay, self.lines, depths)
-        return _Chain(self.head, self.tail, self.names, self.lines, text, tuple(places))
+        return self._replace(text=text, places=tuple(places))
 
 
 def split_prompt(task: str, text: str) -> tuple[str, str]:
@@ -509,7 +514,8 @@ class Ruler(HaystackTask):
     list, in the order of the text.
 
     Args (and those of `HaystackTask`):
-        kind: which of the eleven.
+        kind: which of the eleven; or "all": in training any of them, in other splits each in turn,
+            and results are by task.
         words: the default is enough for a list of common words of 131,072 tokens.
 
     >>> task = Ruler(kind="vt", length=512)
@@ -519,12 +525,12 @@ class Ruler(HaystackTask):
     """
 
     name: ClassVar[str] = "ruler"
-    kind: Synthetic = "niah_single_1"
+    kind: Kind = "niah_single_1"
     words: int = 12_288
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("kind", self.kind, SYNTHETIC)
+        check_choice("kind", self.kind, (*SYNTHETIC, "all"))
 
     @property
     def coder(self) -> Coder:
@@ -553,4 +559,15 @@ class Ruler(HaystackTask):
         self, rng: np.random.Generator, length: int, split: Split, index: int | None = None
     ) -> Sample:
         """See `HaystackTask.sample`."""
-        return self.prompts(split).sample(self.kind, rng, length)
+        if self.kind != "all":
+            return self.prompts(split).sample(self.kind, rng, length)
+        which = int(rng.integers(len(SYNTHETIC)))
+        if split != "train" and index is not None:
+            which = index % len(SYNTHETIC)
+        found = self.prompts(split).sample(SYNTHETIC[which], rng, length)
+        return replace(found, bucket=which)
+
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """Classes of lag, or the tasks."""
+        return SYNTHETIC if self.kind == "all" else super().bucket_names
