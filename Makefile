@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-all lint format bench docs clean
+.PHONY: help setup reproduce test test-all mutations lint format bench docs clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 20
@@ -32,6 +32,9 @@ test: $(STAMP)  ## the tests that run in minutes on two cores
 
 test-all: $(STAMP)  ## every test, the slow ones included
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+mutations: $(STAMP)  ## wrong lines put into a copy of the code, one at a time: does a test fail?
+	$(BIN)/python tests/mutations.py
 
 lint: $(STAMP)  ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from tools.make_results_page import page
 
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import SIZES, RunFolder, Size
+from vort.lab.experiments.search import read_lines
 from vort.lab.experiments.summary import summarise
 
 ROOT = Path(__file__).parents[1]
@@ -83,6 +84,37 @@ def test_tables_of_the_readme_are_rows_of_the_results() -> None:
 def _stands_in(scores: list[str], row: tuple[str, ...]) -> bool:
     """Whether a row of the results has these figures, in this order and from its state on."""
     return [cell for cell in row if cell][: len(scores)] == scores
+
+
+# What the README calls rows of the search.
+SEARCHED = {
+    "VORT, one scale (S = 1): the order can only scale a write": "vort_one_scale",
+    "one learned order for each head": "uniform_power_law_gated",
+    "Mixture at VORT's rates, a write gain for each token": "mixture_rates_gain",
+    "Mixture at VORT's rates": "mixture_rates_gated",
+    "VORT, 12 scales": "vort",
+    "Exponential, a learned rate for each head": "exponential_learned_gated",
+}
+
+
+def test_bits_of_the_readme_are_those_of_the_search() -> None:
+    lines = [line.strip("|").split("|") for line in readme().splitlines()]
+    found = {line[0].strip(): [cell.strip() for cell in line[1:4]] for line in lines}
+    trials = [x for x in read_lines() if x["size"] == "paper" and x["experiment"] == "pilot"]
+    for label, row in SEARCHED.items():
+        best = {
+            stage: min(
+                (x for x in trials if x["row"] == row and x.get("stage") == stage and x["score"]),
+                key=lambda x: float(x["score"]),
+                default=None,
+            )
+            for stage in (2, 3)
+        }
+        quarter, whole = best[2], best[3]
+        assert quarter is not None
+        wanted = [f"{quarter['score']:.3g}", f"{quarter['bits']['>1000']:.3g}"]
+        wanted.append("not yet" if whole is None else f"{whole['score']:.3g}")
+        assert found[label] == wanted, label
 
 
 def test_intervals_of_the_readme_are_those_of_the_results() -> None:

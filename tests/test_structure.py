@@ -15,6 +15,7 @@ ROOMS = (
     ("lab.commands",),
     ("lab.experiments",),
     ("lab.report",),
+    ("lab.evaluation",),
     ("lab.training",),
     ("lab.tasks", "lab.verdicts"),
     ("distributed",),

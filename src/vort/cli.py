@@ -9,13 +9,14 @@ try:
 
     from vort.lab.commands import probe
     from vort.lab.commands.command import Command
+    from vort.lab.commands.eval import evaluate
     from vort.lab.commands.figures import figures, report
     from vort.lab.commands.generate import generate
     from vort.lab.commands.kernel import kernel
     from vort.lab.commands.lens import lens
     from vort.lab.commands.plan import plan
     from vort.lab.commands.reproduce import reproduce
-    from vort.lab.commands.train import evaluate, train
+    from vort.lab.commands.train import train
     from vort.lab.commands.tune import tune
 except ModuleNotFoundError as missing:  # the core does not need them
     sys.exit(f"the vort command needs the extra `lab`: pip install 'vort[lab]' ({missing})")

@@ -48,7 +48,7 @@ def test_one_seed_decides_nothing_and_two_do_not_either(
     assert judge_difference(found, paper, 2.0) == "undecided"
     assert judge_equality([found, Of(0, 0)], 2.0) == "undecided"
     assert judge_lead([Of(100, 0), found]) == "undecided"
-    assert judge_sign(found) == "undecided"
+    assert judge_sign([found]) == "undecided"
     assert judge_power(found) == "undecided"
 
 
@@ -130,9 +130,11 @@ def test_a_lead_is_one_over_every_rival() -> None:
 
 
 def test_the_sign_of_a_difference() -> None:
-    assert judge_sign(Of(1, 0.5)) == "reproduced"
-    assert judge_sign(Of(-1, 0.5)) == "not reproduced"
-    assert judge_sign(Of(1, 1.5)) == "undecided"
+    more, less, either = Of(1, 0.5), Of(-1, 0.5), Of(1, 1.5)
+    assert judge_sign([more, more]) == "reproduced"
+    assert judge_sign([more, less]) == "not reproduced"
+    assert judge_sign([more, either]) == "undecided"
+    assert judge_sign([]) == "undecided"
 
 
 @pytest.mark.parametrize(

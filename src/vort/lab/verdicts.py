@@ -154,15 +154,18 @@ def judge_lead(gains: Sequence[Range]) -> Verdict:
     return "holds" if all(each.low > 0 for each in gains) else "undecided"
 
 
-def judge_sign(difference: Range) -> Verdict:
+def judge_sign(differences: Sequence[Range]) -> Verdict:
     """The verdict on which of two is larger.
 
     That one thing is larger than another is *reproduced* where the interval of the difference lies
-    above zero, *not reproduced* where it lies below, and *undecided* where it holds zero.
+    above zero, *not reproduced* where it lies below, and *undecided* where it holds zero; of
+    several differences, such as those of every layer, all must lie above, and none below.
     """
-    if difference.count < LEAST_SEEDS or difference.low <= 0 <= difference.high:
+    if not differences or any(each.count < LEAST_SEEDS for each in differences):
         return "undecided"
-    return "reproduced" if difference.low > 0 else "not reproduced"
+    if any(each.high < 0 for each in differences):
+        return "not reproduced"
+    return "reproduced" if all(each.low > 0 for each in differences) else "undecided"
 
 
 def judge_power(exponent: Range) -> Verdict:

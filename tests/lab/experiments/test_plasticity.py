@@ -57,6 +57,14 @@ def test_a_record_is_ready_for_json_and_judged_claim_by_claim() -> None:
         "section plasticity",
         "theorem plasticity",
     ]
+    assert [claim.verdict for claim in claims(again)][:2] == ["undecided"] * 2  # two seeds
+    for name, mean in (("with", 0.8), ("refined", 0.8)):
+        for found in again[name]["difference"]:
+            found |= {"mean": mean, "half": 0.1, "low": mean - 0.1, "high": mean + 0.1, "count": 3}
+    sure = [claim.verdict for claim in claims(again)]
+    assert sure[:2] == ["reproduced once corrected", "reproduced"]
+    again["with"]["difference"][0] |= {"half": 0.9, "low": -0.1, "high": 1.7}
+    assert claims(again)[1].verdict == "undecided"
     again["settings"]["seeds"] = [0]
     with pytest.raises(ValueError, match="at least 2 seeds to be judged, got 1"):
         claims(again)

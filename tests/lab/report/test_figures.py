@@ -200,8 +200,8 @@ def test_the_router_fed_with_entities_stands_beside_the_one_that_is_not(
     }
     assert [str(need) for need in histogram.missing({})] == [
         "orders of pilot",
-        "orders of label_copy",
         "orders of books",
+        "orders of label_copy",
     ]
 
 

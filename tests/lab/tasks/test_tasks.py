@@ -16,6 +16,7 @@ from vort.lab.tasks import (
     SPLITS,
     Books,
     LabelCopy,
+    Ruler,
     Task,
     ZipfRetrieval,
     make_task,
@@ -31,6 +32,8 @@ TASKS = [
     LabelCopy(length=300, entities=5, mentions=4, names=16, bounds=(20, 100)),
     MQAR(length=96, pairs=12, vocabulary=128, bounds=(32,)),
     MQAR(length=96, pairs=12, vocabulary=128, gaps="uniform", bounds=(32,)),
+    Ruler(length=400, kind="niah_multiquery", words=128, bounds=(50, 200)),
+    Ruler(length=800, kind="vt", tokens="bytes", bounds=(50, 200), mixed=(800,)),
 ]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: f"{t.name}-{t.describe()}"[:40])
 

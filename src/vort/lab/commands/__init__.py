@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "books_of",
     "check_writable",
+    "find_model",
     "load_model",
     "quiet_libraries",
     "read_device",
@@ -137,7 +138,7 @@ def load_model(name: str, device: str) -> "tuple[VortForCausalLM, PreTrainedToke
 
     name: a folder that holds one, or that `vort train` made; or a model of Hugging Face.
     """
-    place, device = _find_model(name), read_device(device)
+    place, device = find_model(name), read_device(device)
     from transformers import AutoTokenizer
 
     from vort.models import ByteTokenizer, VortForCausalLM
@@ -157,7 +158,7 @@ def load_model(name: str, device: str) -> "tuple[VortForCausalLM, PreTrainedToke
     return model, AutoTokenizer.from_pretrained(place)
 
 
-def _find_model(name: str) -> str:
+def find_model(name: str) -> str:
     """Where the model is that a user means; what is no folder and may be a slip is refused."""
     path = Path(name).expanduser()
     for folder in (path, path / "model"):

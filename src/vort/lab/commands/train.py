@@ -1,4 +1,4 @@
-"""`vort train` and `vort eval`: one model on one task or text, resumable, and its scores later."""
+"""`vort train`: one model on one task or text, resumable."""
 
 import os
 import shlex
@@ -24,7 +24,8 @@ _MOST_BYTES = 2**28
 def train(
     out: Annotated[Path, typer.Option(help="Folder for checkpoints, settings, result, model.")],
     task: Annotated[
-        str | None, typer.Argument(help="zipf_retrieval, label_copy, mqar, books; not with --text.")
+        str | None,
+        typer.Argument(help="mqar, multi_needle, ruler, scan, babi, books, ...; not with --text."),
     ] = None,
     text: Annotated[
         str | None,
@@ -137,21 +138,21 @@ def _run(out: Path, given: RunSettings, resume: bool) -> None:
         settings = RunSettings.read(out)
         settings.refuse_others(given, out)
         settings = replace(settings, training={**settings.training, **given.training})
-        made = _make_task(settings)
+        made = make_task_of(settings)
     elif "name" not in given.task:
         raise typer.BadParameter("give --text FILE, FOLDER or OWNER/NAME, or a TASK, or --resume")
     else:
         settings, made = _plan(given, out)
         first = shared(settings)
         if first != settings:  # the first process has seen another machine, or more room
-            settings, made = first, _make_task(first)
+            settings, made = first, make_task_of(first)
     _pack(made, out)
     may_split = made.text and not resume and "accumulation" not in given.training
     model, config, settings = _prepare(settings, made, _steps_done(out), may_split=may_split)
     if not resume and rank() == 0:
         settings.write(out)
     found = run_training(model, made, config, directory=out, resume=resume)
-    _show(found.test or found.validation, made)
+    show_metrics(found.test or found.validation, made)
     if made.text:
         _save_model(model, out)
     _say(f"result: {out / 'result.json'}")
@@ -164,7 +165,8 @@ def _steps_done(out: Path) -> int:
     return 0 if found is None else int(found.name.removeprefix("step-"))
 
 
-def _make_task(settings: RunSettings) -> Any:
+def make_task_of(settings: RunSettings) -> Any:
+    """The task of a run."""
     import vort.lab.experiments  # noqa: F401  # some define tasks of their own
     from vort.lab.tasks import make_task
 
@@ -198,8 +200,8 @@ def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
         if "epochs" in given.training and "steps" not in given.training:
             del training["steps"]
         found = replace(given, task=task, training=training)
-        return found, _make_task(found)
-    books = _make_task(replace(given, task=task))
+        return found, make_task_of(found)
+    books = make_task_of(replace(given, task=task))
     _pack(books, out)
     device = training_device()
     name = given.size or choose_size(books.characters("train"), device, free_memory(device))
@@ -239,7 +241,7 @@ def _prepare(
         raise typer.BadParameter("give --steps or --epochs, not both")
     config = TrainingConfig.from_dict(settings.training)
     check_tracker(config)
-    own = typed(VortConfig, _with_text_tokens(task, settings.model))
+    own = typed(VortConfig, with_text_tokens(task, settings.model))
     _check_parameters(task, own)
     model = build_model(task, own, config.seed)
     with console.status("measuring a step"):
@@ -265,7 +267,7 @@ def _prepare(
     return model, config, settings
 
 
-def _with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
+def with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
     """Bytes of text are `ByteTokenizer`'s, with its special tokens: the defaults of VortConfig."""
     from vort.models import VortConfig
 
@@ -369,45 +371,7 @@ def _save_model(model: Any, out: Path) -> None:
         _say(line)
 
 
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder that `vort train` wrote to.")],
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
-    sequences: Annotated[int | None, typer.Option(help="How many; all by default.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 16,
-    task_set: Annotated[
-        list[str] | None, typer.Option(help="Another setting of the task, e.g. length=4000.")
-    ] = None,
-    horizon: Annotated[
-        int | None, typer.Option(help="Re-calibrate VORT for lags up to this first.")
-    ] = None,
-) -> None:
-    """Score a trained model, also on longer sequences than it was trained on."""
-    from vort.lab.experiments.models import build_model
-    from vort.lab.tasks.corpus import find_source
-    from vort.lab.training import evaluate as score
-    from vort.lab.training import latest_checkpoint, load_weights
-
-    settings = RunSettings.read(run)
-    changes = read_settings(task_set, "--task-set")
-    if "source" in changes:
-        changes["source"] = find_source(str(changes["source"]))
-    settings = replace(settings, task={**settings.task, **changes})
-    checkpoint = latest_checkpoint(run)
-    if checkpoint is None:
-        raise FileNotFoundError(f"no checkpoint in {run}: the run has not saved one yet")
-    task = _make_task(settings)
-    model = build_model(
-        task, _with_text_tokens(task, settings.model), settings.training.get("seed", 0)
-    )
-    load_weights(checkpoint, model)
-    if horizon is not None:
-        model.model.set_horizon(horizon)
-    say_horizon(model, task.length, f"; --horizon {task.length} re-calibrates it")
-    found = score(model, task, split, sequences=sequences, batch_size=batch_size)  # type: ignore[arg-type]
-    _show(found, task)
-
-
-def _show(metrics: Any, task: Any) -> None:
+def show_metrics(metrics: Any, task: Any) -> None:
     """A table of scores by bucket."""
     from vort.lab.report.tables import Sheet
 

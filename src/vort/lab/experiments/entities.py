@@ -20,7 +20,7 @@ from vort.lab.experiments.scores import (
 )
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval, interval
-from vort.lab.verdicts import Claim
+from vort.lab.verdicts import Claim, judge_lead
 
 __all__ = ["ENTITIES"]
 
@@ -76,7 +76,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
                 "a router that is told of names needs fewer bits than one that is not, in the last "
                 "class of positions",
                 f"{show(gain, 3)} bits less, {seeds_of(gain)}",
-                "holds" if gain.clear else "does not hold",
+                judge_lead([gain]),
             )
         )
     notes = [

@@ -98,7 +98,7 @@ def _claim(place: Place, members: Sequence[Record]) -> Claim:
         "figure alpha-hist",
         f"{states}: {place}",
         f"difference {found.mean:+.3f}{half}, {seeds_of(found)}",
-        judge_sign(found),
+        judge_sign([found]),
     )
 
 

@@ -156,12 +156,16 @@ def make_task(name: str, **settings: Any) -> Task:
 
 
 class Row(NamedTuple):
-    """One generated sequence: all tokens, then positions, labels and sources of its queries."""
+    """One generated sequence: all tokens, then positions, labels and sources of its queries.
+
+    Their buckets too, where these are no classes of lag.
+    """
 
     tokens: Integers
     queries: Integers
     labels: Integers
     sources: Integers
+    buckets: Integers | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,6 +201,10 @@ class GeneratedTask(Task):
     def draw(self, rng: np.random.Generator) -> Row:
         """One sequence made from the numbers of `rng`."""
 
+    def row(self, split: Split, index: int) -> Row:
+        """The sequence with an index."""
+        return self.draw(stream(self.seed, self.name, split, index))
+
     @property
     def bucket_names(self) -> tuple[str, ...]:
         """Classes of lag, e.g. "<=100", "100-1000", ">1000"."""
@@ -218,11 +226,12 @@ class GeneratedTask(Task):
         sources = np.full(shape, -1, dtype=np.int32)
         buckets = np.full(shape, -1, dtype=np.int8)
         for b, index in enumerate(indices):
-            row = self.draw(stream(self.seed, self.name, split, index))
+            row = self.row(split, index)
             tokens[b] = row.tokens
             labels[b, row.queries] = row.labels
             sources[b, row.queries] = row.sources
-            buckets[b, row.queries] = np.searchsorted(self.bounds, row.queries - row.sources)
+            lags = np.searchsorted(self.bounds, row.queries - row.sources)
+            buckets[b, row.queries] = lags if row.buckets is None else row.buckets
         return {
             "input_ids": torch.from_numpy(tokens),
             "labels": torch.from_numpy(labels),

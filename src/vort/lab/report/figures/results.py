@@ -28,10 +28,10 @@ _MARKERS = "os^DvPX<>"
 # What figure alpha-hist shows, as far as a run has it.
 _ORDERS = {
     Need("pilot", "orders"): "Zipf retrieval",
+    Need("books", "orders"): "books",
     Need("label_copy", "orders"): "label copy",
     Need("ablations", "orders", model="vort_no_entity"): "label copy, entities not told",
     Need("ablations", "orders", model="vort_with_inputs"): "label copy, entities told",
-    Need("books", "orders"): "books",
 }
 _KINDS = {
     "first": "anchor or first mention",
@@ -106,7 +106,7 @@ def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
 
 def draw_orders(path: str | Path, tasks: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
     """Histograms of orders by kind of token, one panel a task (figure alpha-hist)."""
-    columns = min(len(tasks), 3)
+    columns = 2 if len(tasks) == 4 else min(len(tasks), 3)
     rows = -(-len(tasks) // columns)
     with canvas(path, 4.6 * columns, 3.6 * rows) as drawing:
         axes = drawing.subplots(rows, columns, squeeze=False)

@@ -1,0 +1,327 @@
+"""`vort eval`: a trained run on its task again, or any causal model on a suite of long prompts."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any
+
+import typer
+
+from vort.lab.commands import (
+    books_of,
+    find_model,
+    quiet_libraries,
+    read_device,
+    read_settings,
+    say_horizon,
+)
+from vort.lab.commands.settings import RunSettings
+from vort.lab.commands.train import console, make_task_of, show_metrics, with_text_tokens
+
+SUITES = ("ruler", "multi_needle")
+# Seconds between lines where no bar can be drawn.
+_EVERY = 10.0
+
+
+def evaluate(
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder that `vort train` wrote to; not with --suite.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    sequences: Annotated[int | None, typer.Option(help="How many; all by default.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 16,
+    task_set: Annotated[
+        list[str] | None, typer.Option(help="Another setting of the task, e.g. length=4000.")
+    ] = None,
+    horizon: Annotated[
+        int | None, typer.Option(help="Re-calibrate VORT for lags up to this first.")
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Count answers that are right as a whole.")
+    ] = False,
+    suite: Annotated[
+        str | None, typer.Option(help="ruler or multi_needle: prompts for any causal model.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="With --suite: a folder of a model, or OWNER/NAME.")
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="With --suite: tokens of a sample, e.g. 4096,131072.")
+    ] = "4096",
+    tasks: Annotated[
+        str | None, typer.Option(help="With --suite: some of its tasks, by commas.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="With --suite: of each task and length.")] = 500,
+    seed: Annotated[int, typer.Option(help="With --suite: of its samples.")] = 42,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="With --suite: a folder of .txt books, files of SQuAD and HotpotQA."),
+    ] = None,
+    needles: Annotated[int, typer.Option(help="With multi_needle: facts in a text.")] = 4,
+    piece: Annotated[int, typer.Option(help="With --suite: tokens read at a time.")] = 8192,
+    out: Annotated[
+        Path | None, typer.Option(help="With --suite: folder for results, and to go on from.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="With --suite: cpu, cuda, ...")] = "cpu",
+) -> None:
+    """Score a trained model, also on longer sequences; or any causal model on a suite.
+
+    With --suite, samples that OUT already has are not done again: an interrupted command goes on
+    where it was, one with more --samples, --lengths or --tasks adds to them.
+    """
+    if suite is None:
+        if model is not None or run is None:
+            raise typer.BadParameter("give the folder of a run, or --suite with --model")
+        _evaluate_run(run, split, sequences, batch_size, task_set, horizon, exact)
+        return
+    if suite not in SUITES:
+        raise typer.BadParameter(f"--suite takes {' or '.join(SUITES)}, got {suite}")
+    if run is not None or model is None:
+        raise typer.BadParameter("--suite needs --model DIR, and no run")
+    name = Path(model).name or "model"
+    place = Path(f"{suite}-{name}") if out is None else out
+    if place.exists() and not place.is_dir():
+        raise typer.BadParameter(f"--out must be a folder, got {place}")
+    if piece < 1:
+        raise typer.BadParameter(f"--piece must be at least 1, got {piece}")
+    _evaluate_suite(
+        suite,
+        model,
+        device,
+        place,
+        {
+            "lengths": _read_lengths(lengths),
+            "tasks": tasks,
+            "samples": samples,
+            "seed": seed,
+            "data": data,
+            "needles": needles,
+            "piece": piece,
+        },
+    )
+
+
+def _evaluate_run(
+    run: Path,
+    split: str,
+    sequences: int | None,
+    batch_size: int,
+    task_set: list[str] | None,
+    horizon: int | None,
+    exact: bool,
+) -> None:
+    from vort.lab.evaluation import exact_matches
+    from vort.lab.experiments.models import build_model
+    from vort.lab.tasks.corpus import find_source
+    from vort.lab.training import evaluate as score
+    from vort.lab.training import latest_checkpoint, load_weights
+
+    settings = RunSettings.read(run)
+    changes = read_settings(task_set, "--task-set")
+    if "source" in changes:
+        changes["source"] = find_source(str(changes["source"]))
+    settings = replace(settings, task={**settings.task, **changes})
+    checkpoint = latest_checkpoint(run)
+    if checkpoint is None:
+        raise FileNotFoundError(f"no checkpoint in {run}: the run has not saved one yet")
+    task = make_task_of(settings)
+    model = build_model(
+        task, with_text_tokens(task, settings.model), settings.training.get("seed", 0)
+    )
+    load_weights(checkpoint, model)
+    if horizon is not None:
+        model.model.set_horizon(horizon)
+    say_horizon(model, task.length, f"; --horizon {task.length} re-calibrates it")
+    if not exact:
+        found = score(model, task, split, sequences=sequences, batch_size=batch_size)  # type: ignore[arg-type]
+        show_metrics(found, task)
+        return
+    answers = exact_matches(model, task, split, sequences=sequences, batch_size=batch_size)  # type: ignore[arg-type]
+    rows = [
+        [name, f"{100 * each['exact']:.1f}", f"{each['count']:,.0f}"]
+        for name, each in answers.items()
+    ]
+    _print(
+        f"{task.name}: answers right as a whole", ("lag, depth or task", "right (%)", "of"), rows
+    )
+
+
+def _print(title: str, headings: tuple[str, ...], rows: list[list[str]]) -> None:
+    from vort.lab.report.tables import Sheet
+
+    console.print(Sheet(title, headings, rows).to_rich())
+
+
+def _read_lengths(given: str) -> list[int]:
+    try:
+        found = [int(float(part)) for part in given.split(",")]
+    except (ValueError, OverflowError):
+        found = []
+    if not found or min(found) < 1:
+        raise typer.BadParameter(f"--lengths takes whole numbers by commas, got {given!r}")
+    return found
+
+
+def _evaluate_suite(
+    name: str, model: str, device: str, out: Path, options: Mapping[str, Any]
+) -> None:
+    from vort.lab.commands import read_names
+    from vort.lab.evaluation import run_suite
+
+    loaded, tokenizer, about = _load(model, device)
+    suite = _suite(name, tokenizer, options)
+    tasks = read_names(options["tasks"], "--tasks", suite.tasks)
+    limit = getattr(loaded.config, "max_position_embeddings", None)
+    if limit is not None and max(options["lengths"]) > limit:
+        typer.echo(f"{model} is made for {limit:,} tokens at most, by its config", err=True)
+    if getattr(loaded.config, "memory", None) is not None:
+        say_horizon(loaded, max(options["lengths"]))
+    found = run_suite(
+        loaded,
+        suite,
+        out,
+        lengths=options["lengths"],
+        tasks=tasks,
+        samples=options["samples"],
+        stop=_ends(loaded, tokenizer),
+        piece=options["piece"],
+        about=about,
+        watch=_Watch(),
+    )
+    _show_suite(name, found)
+    typer.echo(f"results: {out / 'summary.json'}")
+
+
+def _load(name: str, device: str) -> tuple[Any, Any, dict[str, Any]]:
+    """Any causal model and its tokenizer; bytes where a folder has none. And which it is."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from vort.models import ByteTokenizer
+
+    place, device = find_model(name), read_device(device)
+    quiet_libraries()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(place)
+    loaded.eval()
+    loaded.to(torch.device(device))
+    folder = Path(place)
+    own = folder.is_dir() and not (folder / "tokenizer_config.json").is_file()
+    tokenizer: Any = ByteTokenizer() if own else AutoTokenizer.from_pretrained(place)
+    about = {"model": Path(name).name or name}
+    if folder.is_dir():
+        sizes = sorted((f.name, f.stat().st_size) for f in folder.glob("*.safetensors"))
+        text = (folder / "config.json").read_bytes() + repr(sizes).encode()
+        about["fingerprint"] = sha256(text).hexdigest()[:12]
+    return loaded, tokenizer, about
+
+
+def _ends(model: Any, tokenizer: Any) -> list[int]:
+    """Tokens that end a text."""
+    found = [tokenizer.eos_token_id, model.config.eos_token_id]
+    flat = [x for each in found for x in (each if isinstance(each, list) else [each])]
+    return sorted({x for x in flat if x is not None})
+
+
+def _suite(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
+    """A suite in a model's tokens, with what the folder of data has for it."""
+    from vort.lab.evaluation import NeedleSuite, RulerSuite
+    from vort.lab.tasks.corpus import load_corpus
+    from vort.lab.tasks.haystack import Kit, book_sentences
+    from vort.lab.tasks.pieces import ByteCoder, HuggingFaceCoder
+    from vort.models import ByteTokenizer
+
+    plain = isinstance(tokenizer, ByteTokenizer)
+    coder = ByteCoder() if plain else HuggingFaceCoder(tokenizer)
+    kit = Kit(coder, real_words=True)
+    data, books = options["data"], books_of(options["data"])
+    haystack = None
+    if books is not None and any(books.rglob("*.txt")):
+        # Characters enough for four haystacks of tokens of five characters each.
+        most = 20 * max(options["lengths"])
+        haystack = book_sentences(load_corpus(str(books))["test"], coder, most)
+    if name == "multi_needle":
+        return NeedleSuite(kit, haystack, options["needles"], seed=options["seed"])
+    wanted = None if options["tasks"] is None else options["tasks"].split(",")
+    return RulerSuite(kit, haystack, _questions(data, wanted), seed=options["seed"])
+
+
+def _questions(data: Path | None, wanted: list[str] | None) -> dict[str, Any]:
+    """Questions of the tasks that ask some: all that are wanted, or that a folder has."""
+    from vort.lab.tasks.question_files import find_file, read_hotpotqa, read_squad
+
+    files = {
+        "qa_1": (read_squad, ("*squad*.json", "dev-v*.json", "train-v*.json")),
+        "qa_2": (read_hotpotqa, ("*hotpot*.json",)),
+    }
+    found = {}
+    for task, (read, patterns) in files.items():
+        named = wanted is not None and task in [each.strip() for each in wanted]
+        if wanted is not None and not named:
+            continue
+        if data is None:
+            if named:
+                raise typer.BadParameter(f"{task} needs --data with a file {patterns[0]}")
+            typer.echo(f"{task} is left out: no --data with a file {patterns[0]}", err=True)
+            continue
+        try:
+            path = find_file(data, *patterns)
+        except FileNotFoundError as problem:
+            if named:
+                raise
+            typer.echo(f"{task} is left out: {problem}", err=True)
+            continue
+        found[task] = read(path)
+    return found
+
+
+class _Watch:
+    """How far a suite is: a line each few seconds, at the end of every task and of all."""
+
+    def __init__(self) -> None:
+        self.begun = self.said = monotonic()
+        self.done = 0
+
+    def __call__(self, number: int, total: int, record: Mapping[str, Any]) -> None:
+        from vort.lab.training.progress import in_words
+
+        self.done += 1
+        now = monotonic()
+        every = 1.0 if sys.stderr.isatty() else _EVERY
+        if now - self.said < every and number < total:
+            return
+        self.said = now
+        left = in_words((now - self.begun) / self.done * (total - number))
+        line = f"{number:,}/{total:,}  {record['task']} at {record['length']:,}  {left} left"
+        if sys.stderr.isatty():
+            typer.echo(f"\r{line:<78}", err=True, nl=number == total)
+        else:
+            typer.echo(line, err=True)
+
+
+def _show_suite(name: str, found: Mapping[str, Any]) -> None:
+    lengths = list(found["average"])
+    rows = [
+        [task, *(f"{100 * each[x]['score']:.1f}" if x in each else "" for x in lengths)]
+        for task, each in found["scores"].items()
+    ]
+    rows.append(["average", *(f"{100 * found['average'][x]:.1f}" for x in lengths)])
+    _print(f"{name}, score (%) by length", ("task", *(f"{int(x):,}" for x in lengths)), rows)
+    if name != "multi_needle":
+        return
+    for task, each in found["depths"].items():
+        depths = sorted({depth for by_depth in each.values() for depth in by_depth}, key=float)
+        rows = [
+            [
+                f"{100 * float(depth):g}%",
+                *(
+                    f"{100 * each[x][depth]:.0f}" if depth in each.get(x, {}) else ""
+                    for x in lengths
+                ),
+            ]
+            for depth in depths
+        ]
+        title = f"{task}: found (%) by depth and length"
+        _print(title, ("depth", *(f"{int(x):,}" for x in lengths)), rows)
