@@ -71,7 +71,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["tune", "pilot", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["figures", "nope"], "RUN_DIR must be a folder that vort reproduce wrote, got nope"),
         (["report", "nope"], "nope is not a folder"),
-        (["train", "dreams", "--out", "nowhere"], "task must be one of books, label_copy, mqar"),
+        (["train", "dreams", "--out", "nowhere"], "label_copy, mqar, multi_needle"),
         (["reproduce", "--only", "books", "--scale", "paper"], "--scale paper needs --data"),
         (["train", "--out", "run"], "give --text FILE, FOLDER or OWNER/NAME, or a TASK"),
         (["train", "--out", "run", "--resume"], "run holds no run of vort train"),
