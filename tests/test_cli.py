@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from vort.cli import app
 from vort.fractional import PowerLawBasis
+from vort.lab.commands.command import Command
 
 runner = CliRunner(env={"TERM": "dumb"})
 
@@ -303,3 +305,28 @@ def test_a_pipe_in_place_of_a_file_is_a_line_and_not_waited_for(
     assert line.startswith(f"vort {arguments[0]}: {arguments[-2]} must be a file")
     assert "PIPE" in line
     assert (tmp_path / "PIPE").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("problem", "rank", "said"),
+    [
+        (ValueError("steps must be at least 1, got 0"), "0", "vort x: steps must be at least 1"),
+        (ValueError("steps must be at least 1, got 0"), "1", ""),
+        (MemoryError("no room"), "1", "vort x: rank 1: no room"),
+        (ConnectionError("another process is gone"), "1", "vort x: another process is gone"),
+    ],
+)
+def test_of_several_processes_the_first_speaks_for_all_and_others_for_themselves(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception, rank: str, said: str
+) -> None:
+    def command() -> None:
+        raise problem
+
+    monkeypatch.setenv("RANK", rank)
+    own = typer.Typer()
+    own.command("x", cls=Command)(command)
+    own.callback()(lambda: None)
+    found = CliRunner().invoke(own, ["x"])
+    assert found.exit_code == 2
+    assert found.output.strip().startswith(said)
+    assert bool(found.output.strip()) == bool(said)

@@ -258,6 +258,10 @@ def command(rank: int, out: str, arguments: list[str], fault: str = "") -> Any:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if fault == "kill" and rank == 1:
         threading.Thread(target=_die_after, args=(Path(out), 4), daemon=True).start()
+    if fault == "large":
+        from vort.lab.tasks import packed
+
+        packed.LARGE = 1000
     if fault == "full":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

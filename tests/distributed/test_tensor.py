@@ -8,8 +8,13 @@ import pytest
 from tests.distributed import jobs
 from tests.distributed.processes import run
 from tests.distributed.test_context import check_equal
+from vort.memories import LayerSettings
+from vort.models.tensor_parallel import tensor_parallel_plan
 
 SLOW = pytest.mark.slow
+pytestmark = pytest.mark.skipif(
+    tensor_parallel_plan(LayerSettings()) is None, reason="needs a Transformers that shards"
+)
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_entity": True}
 
 

@@ -109,6 +109,18 @@ def test_a_killed_process_ends_the_run_in_a_line_and_resuming_ends_as_if_it_had_
     VortForCausalLM.from_pretrained(cut / "run" / "model")
 
 
+@SLOW
+def test_a_text_too_large_for_memory_is_packed_by_one_process_for_all(tmp_path: Path) -> None:
+    whole, mapped = tmp_path / "whole", tmp_path / "mapped"
+    for folder, fault in ((whole, ""), (mapped, "large")):
+        folder.mkdir()
+        assert [code for code, _ in train_by_command(folder, fault=fault)] == [0, 0]
+    assert not (whole / "run" / "tokens").exists()
+    assert (mapped / "run" / "tokens" / "train.bin").stat().st_size > 2 * 1000
+    one, other = (load_file(x / "run" / "model" / "model.safetensors") for x in (whole, mapped))
+    assert all(x.equal(other[name]) for name, x in one.items())
+
+
 @pytest.mark.parametrize("shard", [False, pytest.param(True, marks=SLOW)])
 def test_a_full_disk_ends_every_process_in_a_line(tmp_path: Path, shard: bool) -> None:
     way = ("--training-set", f"shard={str(shard).lower()}")

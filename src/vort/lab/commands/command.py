@@ -26,10 +26,12 @@ class Command(TyperCommand):
         except Exception as problem:
             if os.environ.get(TRACEBACK) or not _is_users(problem):
                 raise
-            if os.environ.get("RANK", "0") != "0" and not isinstance(problem, ConnectionError):
+            rank = os.environ.get("RANK", "0")
+            if rank != "0" and not _is_own(problem):
                 raise typer.Exit(2) from problem  # the first process says it for all
             options = {p.name: max(p.opts, key=len) for p in self.params if p.name}
-            typer.echo(f"vort {_name(ctx)}: {_in_a_line(problem, options)}", err=True)
+            who = f"rank {rank}: " if rank != "0" and _is_memory(problem) else ""
+            typer.echo(f"vort {_name(ctx)}: {who}{_in_a_line(problem, options)}", err=True)
             raise typer.Exit(2) from problem
 
 
@@ -48,6 +50,17 @@ def _is_users(problem: Exception) -> bool:
     others = (SafetensorError, OutOfMemoryError, typer.BadParameter)
     # Hugging Face wraps what is wrong with a setting in an error of its own.
     return isinstance(problem, (*kinds, *others)) or type(problem).__name__.startswith("Strict")
+
+
+def _is_own(problem: Exception) -> bool:
+    """Whether one of several processes may have it while the others have not."""
+    return isinstance(problem, ConnectionError) or _is_memory(problem)
+
+
+def _is_memory(problem: Exception) -> bool:
+    from torch import OutOfMemoryError
+
+    return isinstance(problem, MemoryError | OutOfMemoryError)
 
 
 def _in_a_line(problem: Exception, options: dict[str, str]) -> str:

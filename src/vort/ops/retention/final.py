@@ -1,7 +1,7 @@
 """The state that tokens leave behind, without what they retrieve: one product for each scale.
 
 A sequence cut over processes needs it before anything else: a part can retrieve only once it knows
-what the parts before it have left. It costs about a third of `retention`'s forward pass.
+what the parts before it have left. Counted in products it is a third of `retention`'s forward.
 """
 
 from typing import Any
