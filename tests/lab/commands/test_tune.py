@@ -14,9 +14,18 @@ from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import Cell, RunFolder
 from vort.lab.experiments.recall import recall_table
 from vort.lab.experiments.run import Outcome
-from vort.lab.experiments.search import RATES, read_lines, row_searches
+from vort.lab.experiments.search import RATES, read_lines, row_searches, searched
 
 ROWS = ["vort", "power_law", "mixture"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_taken_up(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
+    """Trials that were taken up are done: none here, whatever the repository has."""
+    # What cells are trained with is read once for all tests.
+    searched("pilot/vort", "paper")
+    empty = tmp_path_factory.mktemp("trials") / "trials.jsonl"
+    monkeypatch.setattr("vort.lab.experiments.search.FILE", empty)
 
 
 def search_in(folder: Path, **options: Any) -> Search:
