@@ -236,7 +236,7 @@ def word_lists() -> tuple[str, dict[str, tuple[str, ...]]]:
     try:
         from importlib.metadata import version
 
-        from wonderwords import RandomWord  # type: ignore[import-not-found, unused-ignore]
+        from wonderwords import RandomWord  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         source = RandomWord()
         kinds = ("adjective", "noun", "verb")
