@@ -5,7 +5,7 @@ of a batch have seen equally many positions. Here padding counts for nothing, so
 own count, and the state is a handful of tensors of several shapes: hence a cache of our own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from vort.layers import LayerStates
 
-__all__ = ["VortCache"]
+__all__ = ["VortCache", "dense_state"]
 
 
 class VortCache(LayerStates, Cache):
@@ -147,6 +147,12 @@ class VortCache(LayerStates, Cache):
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: keys and values are not what is kept here."""
         raise NotImplementedError("a VortCache keeps states, not keys and values: use store_state")
+
+
+def dense_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of a layer's state, detached and contiguous: buffers that a recording can have."""
+    form = torch.contiguous_format
+    return {name: x.detach().clone(memory_format=form) for name, x in state.items()}
 
 
 # Beside the states: sizes and kinds, which a traced program takes as they are.

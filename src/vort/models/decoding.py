@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from vort.models.cache_vort import VortCache
+from vort.models.cache_vort import VortCache, dense_state
 from vort.ops.linear import few_rows, is_plain, is_watched
 
 __all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for", "is_steady"]
@@ -98,11 +98,7 @@ class DecodeGraph:
 
 
 def _cloned(states: dict[int, Any]) -> dict[int, dict[str, Tensor]]:
-    dense = torch.contiguous_format
-    return {
-        index: {name: x.detach().clone(memory_format=dense) for name, x in state.items()}
-        for index, state in states.items()
-    }
+    return {index: dense_state(state) for index, state in states.items()}
 
 
 def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | None:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vort.models.cache_vort import VortCache
+from vort.models.cache_vort import VortCache, dense_state
 
 __all__ = ["PrefillGraph", "pieces_of", "prefill_graph_for"]
 
@@ -35,7 +35,7 @@ class PrefillGraph:
         self.made_for = made_for
         with torch.inference_mode(False), torch.no_grad():
             self.tokens = tokens.clone()
-            self.before = {i: _dense(cache.load_state(i)) for i in cache.states}
+            self.before = {i: dense_state(cache.load_state(i) or {}) for i in cache.states}
             inner = VortCache(cache.num_layers)
             inner.states = {**self.before}
             self.graph = torch.cuda.CUDAGraph()
@@ -54,13 +54,8 @@ class PrefillGraph:
             self.tokens.copy_(tokens)
             self.graph.replay()
             for index, after in self.after.items():
-                cache.store_state(index, _dense(after), tokens.shape[1])
+                cache.store_state(index, dense_state(after), tokens.shape[1])
             return self.logits.clone()
-
-
-def _dense(state: Any) -> dict[str, Tensor]:
-    form = torch.contiguous_format
-    return {name: x.detach().clone(memory_format=form) for name, x in state.items()}
 
 
 def prefill_graph_for(

@@ -42,11 +42,6 @@ def cell_of(model: str, beta: float, seed: int) -> dict[str, Any]:
         "task": {"length": 2048, "queries": 16, "beta": beta},
         "model": {"memory": model, "num_hidden_layers": 1},
         "training": {"steps": 2000, "batch_size": 16, "learning_rate": 3e-4, "seed": seed},
-        "search": {
-            "best": 1e-3,
-            "at_edge": model == "exponential",
-            "trials": [{"learning_rate": 3e-4, "bits": 1.4}, {"learning_rate": 1e-3, "bits": 1.2}],
-        },
         "parameters": 812_345,
         "state_numbers": 33_280,
         "state_bytes": 133_120,

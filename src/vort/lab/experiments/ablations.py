@@ -18,6 +18,7 @@ from vort.lab.experiments.scores import (
     PaperTable,
     as_planned,
     by_row,
+    label_of,
     margin,
     over_seeds,
     rates_note,
@@ -126,7 +127,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
 
 def _label(row: str) -> str:
     model, bracket, changes = row.partition(" [")
-    return _LABELS.get(model, model) + bracket + changes
+    return _LABELS.get(model, label_of(model)) + bracket + changes
 
 
 def _sheet(

@@ -107,7 +107,6 @@ def _section(anchor: str, part: Part, run: Run, charts: Charts) -> dict[str, Any
         "settings": {k: v for k, v in settings[0].items() if k not in varied} if settings else {},
         "count": len(cells),
         "cells": _cells(part),
-        "at_edge": any(mapping(cell.get("search")).get("at_edge") for cell in cells.values()),
         "made_by": _made_by(part),
     }
 
@@ -313,9 +312,8 @@ def _settings(cell: Json) -> dict[str, str]:
 
 
 def _rate(cell: Json) -> str:
-    search = mapping(cell.get("search"))
-    rate = search.get("best", mapping(cell.get("training")).get("learning_rate"))
-    return "" if rate is None else f"{shown(rate)}{'*' if search.get('at_edge') else ''}"
+    rate = mapping(cell.get("training")).get("learning_rate")
+    return "" if rate is None else shown(rate)
 
 
 def _made_by(part: Part) -> dict[str, str]:

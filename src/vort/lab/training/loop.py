@@ -62,23 +62,14 @@ def _train(run: Run, resume: bool) -> TrainingResult:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             mean = norm = torch.zeros((), device=accelerator.device)
-            if run.recorded is not None:
-                mean = run.recorded(next(batches))
-                norm = accelerator.clip_grad_norm_(run.model.parameters(), limit)
-                optimizer.step()
-                optimizer.zero_grad()
-                run.after_step(step + 1, mean, norm, rate)
-                continue
             for _ in range(config.accumulation):
                 with accelerator.accumulate(run.scorer):
-                    with run.precision():
-                        loss = run.scorer(next(batches))["loss"]
-                    accelerator.backward(loss)
+                    loss = run.backward(next(batches))
                     if accelerator.sync_gradients:
                         norm = accelerator.clip_grad_norm_(run.model.parameters(), limit)
                         norm = norm.full_tensor() if run.sharded else norm
                     optimizer.step()
                     optimizer.zero_grad()
-                mean = mean + loss.detach() / config.accumulation
+                mean = mean + loss / config.accumulation
             run.after_step(step + 1, mean, norm, rate)
     return run.finish()

@@ -226,6 +226,15 @@ class Run:
 
         return RecordedStep(self.model, lambda batch: self.scorer(batch)["loss"])
 
+    def backward(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a piece of a batch, detached; its gradients are added to the model's."""
+        if self.recorded is not None:
+            return self.recorded(batch)
+        with self.precision():
+            loss: Tensor = self.scorer(batch)["loss"]
+        self.accelerator.backward(loss)
+        return loss.detach()
+
     def precision(self) -> Any:
         """The context that the model is to be called in; Accelerate's own models bring theirs."""
         return self.accelerator.autocast() if self.sharded else nullcontext()
