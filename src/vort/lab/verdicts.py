@@ -20,6 +20,7 @@ __all__ = [
     "judge_difference",
     "judge_equality",
     "judge_figure",
+    "judge_floor",
     "judge_lead",
     "judge_power",
     "judge_sign",
@@ -154,6 +155,19 @@ def judge_lead(gains: Sequence[Range]) -> Verdict:
     return "holds" if all(each.low > 0 for each in gains) else "undecided"
 
 
+def judge_floor(scores: Sequence[Range], floor: float) -> Verdict:
+    """The verdict on a score of ours that is nowhere below a floor.
+
+    That a score of ours is nowhere below a floor *holds* where its interval lies at the floor or
+    above in every place, *does not hold* where it lies below in any, and is *undecided* otherwise.
+    """
+    if not scores or any(each.count < LEAST_SEEDS for each in scores):
+        return "undecided"
+    if any(each.high < floor for each in scores):
+        return "does not hold"
+    return "holds" if all(each.low >= floor for each in scores) else "undecided"
+
+
 def judge_sign(differences: Sequence[Range]) -> Verdict:
     """The verdict on which of two is larger.
 
@@ -185,7 +199,8 @@ def judge_power(exponent: Range) -> Verdict:
 
 
 RULES: tuple[Callable[..., Verdict], ...] = (
-    *(judge_figure, judge_difference, judge_equality, judge_sign, judge_lead, judge_power),
+    *(judge_figure, judge_difference, judge_equality, judge_sign, judge_lead, judge_floor),
+    judge_power,
 )
 
 

@@ -1,6 +1,6 @@
 """Models put to the test: suites of prompts for any causal model, answers that are right whole."""
 
-from vort.lab.evaluation.exact import exact_matches
+from vort.lab.evaluation.exact import exact_matches, judged_answers, read_long
 from vort.lab.evaluation.suite import (
     NeedleSuite,
     RulerSuite,
@@ -16,6 +16,8 @@ __all__ = [
     "RulerSuite",
     "Suite",
     "exact_matches",
+    "judged_answers",
+    "read_long",
     "read_records",
     "run_suite",
     "write",

@@ -9,8 +9,11 @@ from vort.lab.experiments.complexity import COMPLEXITY
 from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
+from vort.lab.experiments.mqar import MQAR_TABLE
+from vort.lab.experiments.needles import MERGED, NEEDLES, RULER_TABLE
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
+from vort.lab.experiments.reading import BABI_TABLE, SCAN_TABLE
 from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
 
 __all__ = ["EXPERIMENTS"]
@@ -25,6 +28,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         BOOKS,
         ENTITIES,
         ABLATIONS,
+        NEEDLES,
+        MQAR_TABLE,
+        MERGED,
+        RULER_TABLE,
+        SCAN_TABLE,
+        BABI_TABLE,
         COMPLEXITY,
         ORDERS,
         PLASTICITY,

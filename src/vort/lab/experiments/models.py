@@ -365,7 +365,8 @@ def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
     """A `VortForCausalLM` for a task, its weights drawn from the seed.
 
     Tokens made of parts are embedded as sums of parts, and the head has one row for each class:
-    rows for tokens that are never an answer would be parameters that nothing trains.
+    rows for tokens that are never an answer would be parameters that nothing trains. Where settings
+    ask for tied embeddings, the head stays the embedding.
 
     Args:
         task: what it is to learn.
@@ -384,7 +385,7 @@ def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
     model: Any = VortForCausalLM(model_config(task, settings))
     if task.parts is not None:
         embed_parts(model, task)
-    if task.num_classes < task.vocab_size:
+    if task.num_classes < task.vocab_size and not settings.get("tie_word_embeddings"):
         head = nn.Linear(model.config.hidden_size, task.num_classes, bias=False)
         nn.init.normal_(head.weight, std=model.config.initializer_range)
         model.set_output_embeddings(head)

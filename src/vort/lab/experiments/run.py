@@ -15,6 +15,13 @@ import torch
 
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import Cell, RunFolder
+from vort.lab.experiments.long_context import (
+    answers_by_bucket,
+    merged_bits,
+    merged_needles,
+    needle_map,
+    ruler_table,
+)
 from vort.lab.experiments.look import by_order, reads, strip
 from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind, precision_of
 from vort.lab.experiments.models import build_model
@@ -41,7 +48,17 @@ AFTER: dict[str, Callable[..., dict[str, Any]]] = {
     "strip": strip,
     "reads": reads,
     "by_order": by_order,
+    "exact": answers_by_bucket,
+    "needles": needle_map,
+    "h2o_needles": needle_map,
+    "merged_needles": merged_needles,
+    "merged_bits": merged_bits,
+    "ruler": ruler_table,
 }
+# Those that decode token by token.
+_BY_TOKEN = {"h2o", "h2o_needles"}
+# Those that take minutes: they keep what they have in the folder of the cell's checkpoints.
+_GO_ON = ("needles", "h2o_needles", "merged_needles", "merged_bits", "ruler")
 
 
 @dataclass(frozen=True)
@@ -123,7 +140,9 @@ def run_cells(
     missing = [cell for cell in cells if restart or not folder.finished(cell)]
     alone = [cell for cell in missing if EXPERIMENTS[cell.experiment].alone]
     # Those that decode token by token take longest: nobody is to wait for one at the end.
-    together = sorted((c for c in missing if c not in alone), key=lambda c: "h2o" not in c.after)
+    together = sorted(
+        (c for c in missing if c not in alone), key=lambda c: not _BY_TOKEN & set(c.after)
+    )
     for waiting, crew in ((together, min(workers, len(together))), (alone, 1)):
 
         def take(waiting: list[Cell] = waiting) -> Cell | None:
@@ -258,7 +277,8 @@ def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     if config.test_sequences != 0:
         result |= _score(model, task, config)
     for name, options in cell.after.items():
-        result[name] = AFTER[name](model, task, config, **options)
+        more = {"folder": scratch} if name in _GO_ON else {}
+        result[name] = AFTER[name](model, task, config, **options, **more)
     shutil.rmtree(scratch, ignore_errors=True)
     return result
 

@@ -243,15 +243,22 @@ def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
     return f" Rates{whose} from the earlier search (short trials)."
 
 
-def training_notes(records: Sequence[Record]) -> list[str]:
-    """How the models of a table were trained, and what its intervals are."""
+def training_notes(records: Sequence[Record], *, paper: bool = True) -> list[str]:
+    """How the models of a table were trained, and what its intervals are.
+
+    paper: whether the table has figures of the paper.
+    """
     steps = sorted({record["steps"] for record in records if "steps" in record})
     seeds = {record["cell"]["seed"] for record in records}
     sizes = sorted({record["parameters"] for record in records})
     return [
         f"Parameters: {sizes[0]:,} to {sizes[-1]:,}. State: numbers kept for one sequence while "
-        "decoding. The paper's figure and the verdict are on the last class, the one its claim is "
-        "about.",
+        "decoding."
+        + (
+            " The paper's figure and the verdict are on the last class, the one its claim is about."
+            if paper
+            else ""
+        ),
         f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. {rates_note(records)}",
         f"{len(seeds)} seeds; intervals are 95 %, Student's t."
         if len(seeds) > 1

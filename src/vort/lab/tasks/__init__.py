@@ -12,7 +12,7 @@ from vort.lab.tasks.label_copy import LabelCopy
 from vort.lab.tasks.mqar import MQAR
 from vort.lab.tasks.multi_needle import MultiNeedle
 from vort.lab.tasks.parts import KeyVocabulary, PartsEmbedding, embed_parts, sources_by_key
-from vort.lab.tasks.ruler import Ruler
+from vort.lab.tasks.ruler import SYNTHETIC, Ruler
 from vort.lab.tasks.scan import CFQ, SCAN
 from vort.lab.tasks.task import IGNORED, SPLITS, TASKS, Batch, Split, Task, make_task
 from vort.lab.tasks.zipf_retrieval import ZipfRetrieval
@@ -24,6 +24,7 @@ __all__ = [
     "MQAR",
     "SCAN",
     "SPLITS",
+    "SYNTHETIC",
     "TASKS",
     "Batch",
     "Books",

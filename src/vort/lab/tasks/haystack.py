@@ -242,7 +242,7 @@ class Kit:
     def words(self) -> Pool:
         """Words of all kinds, with a space before each."""
         if isinstance(self.coder, WordCoder):
-            first = self.coder.NUMBERS
+            first = self.coder.values
             return Pool.rows(np.arange(first, first + self.coder.words)[:, None])
         own = {word for kind in self.lists.values() for word in kind}
         # Long lists of common words need more than there are in a list of English ones.
@@ -273,9 +273,9 @@ class Kit:
             return self.uuids(rng, count, asked, keys=False)
         if isinstance(self.coder, WordCoder):
             width = self.value_tokens
-            drawn = _with_unique(rng, self.coder.NUMBERS**width, count, asked)
-            digits = self.coder.NUMBERS ** np.arange(width - 1, -1, -1)
-            return Pool.rows(drawn[:, None] // digits % self.coder.NUMBERS)
+            drawn = _with_unique(rng, self.coder.values**width, count, asked)
+            digits = self.coder.values ** np.arange(width - 1, -1, -1)
+            return Pool.rows(drawn[:, None] // digits % self.coder.values)
         if isinstance(self.coder, ByteCoder):
             drawn = 10**6 + _with_unique(rng, 9 * 10**6, count, asked)
             digits = 48 + drawn[:, None] // 10 ** np.arange(6, -1, -1) % 10
@@ -298,9 +298,9 @@ class Kit:
         """Uuids with a space before each, of the first `asked` each there once; keys are others."""
         if isinstance(self.coder, WordCoder):
             # No two of 10^12 are drawn the same in a million sequences, but the law is a law.
-            drawn = _with_unique(rng, self.coder.NUMBERS**4, count, asked)
-            digits = self.coder.NUMBERS ** np.arange(3, -1, -1)
-            return Pool.rows(drawn[:, None] // digits % self.coder.NUMBERS)
+            drawn = _with_unique(rng, self.coder.values**4, count, asked)
+            digits = self.coder.values ** np.arange(3, -1, -1)
+            return Pool.rows(drawn[:, None] // digits % self.coder.values)
         if isinstance(self.coder, ByteCoder):
             return Pool.rows(_uuid_characters(rng, count))
         pool = self._encoded_uuids[keys]
@@ -447,7 +447,7 @@ class HaystackTask(GeneratedTask):
     def num_classes(self) -> int:
         """All bytes, or numbers and words."""
         found = self.coder
-        return found.NUMBERS + found.words if isinstance(found, WordCoder) else found.size
+        return found.values + found.words if isinstance(found, WordCoder) else found.size
 
     def shelf(self, split: Split, longest: int) -> Haystack | None:
         """Sentences of a split's books, if there are books."""

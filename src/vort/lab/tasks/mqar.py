@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from vort.lab.tasks.task import GeneratedTask, Integers, Row, uniform_below
+from vort.lab.tasks.task import GeneratedTask, Integers, Row, Split, stream, uniform_below
 
 __all__ = ["MQAR"]
 
@@ -25,6 +25,9 @@ class MQAR(GeneratedTask):
         gaps: "uniform" or "power_law".
         power: exponent plus one of the law of gaps, in (0, 1]; 1 is uniform.
         vocabulary: number of tokens, half values, half keys.
+        mixed: lengths and numbers of pairs, such as ((64, 4), (256, 64)), one of which a sequence
+            has: in training any, in other splits each in turn, and results are by them. What
+            follows a shorter one means nothing. (): `length` and `pairs` alone.
 
     >>> task = MQAR(length=64, pairs=8)
     >>> int((task.batch("train", [0])["labels"] >= 0).sum())
@@ -38,6 +41,7 @@ class MQAR(GeneratedTask):
     gaps: Literal["uniform", "power_law"] = "power_law"
     power: float = 0.01
     vocabulary: int = 8192
+    mixed: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,12 +49,14 @@ class MQAR(GeneratedTask):
             raise ValueError(f'gaps must be "uniform" or "power_law", got {self.gaps!r}')
         if not 0 < self.power <= 1:
             raise ValueError(f"power must lie in (0, 1], got {self.power}")
-        most = min(self.length // 3, self.vocabulary // 2)
-        if not 1 <= self.pairs <= most:
-            raise ValueError(
-                f"pairs must lie in [1, {most}] (a third of length, half of vocabulary), "
-                f"got {self.pairs}"
-            )
+        object.__setattr__(self, "mixed", tuple((int(a), int(b)) for a, b in self.mixed))
+        for length, pairs in self.mixed or ((self.length, self.pairs),):
+            most = min(length // 3, self.vocabulary // 2)
+            if length > self.length or not 1 <= pairs <= most:
+                raise ValueError(
+                    f"pairs must lie in [1, {most}] (a third of length, half of vocabulary) and "
+                    f"lengths be at most {self.length}, got {pairs} in {length}"
+                )
 
     @property
     def vocab_size(self) -> int:
@@ -62,24 +68,43 @@ class MQAR(GeneratedTask):
         """Number of values."""
         return self.vocabulary // 2
 
+    @property
+    def bucket_names(self) -> tuple[str, ...]:
+        """Classes of lag, or what is mixed."""
+        named = tuple(f"{pairs} in {length:,}" for length, pairs in self.mixed)
+        return named or super().bucket_names
+
+    def row(self, split: Split, index: int) -> Row:
+        """The sequence with an index."""
+        rng = stream(self.seed, self.name, split, index)
+        if not self.mixed:
+            return self.draw(rng)
+        which = int(rng.integers(len(self.mixed)))
+        if split != "train":
+            which = index % len(self.mixed)
+        found = self._drawn(rng, *self.mixed[which])
+        return found._replace(buckets=np.full(len(found.queries), which))
+
     def draw(self, rng: np.random.Generator) -> Row:
         """One sequence."""
-        half, count = self.num_classes, self.pairs
+        return self._drawn(rng, self.length, self.pairs)
+
+    def _drawn(self, rng: np.random.Generator, length: int, count: int) -> Row:
+        half = self.num_classes
         keys = half + rng.choice(self.vocabulary - half, count, replace=False)
         values = rng.choice(half, count, replace=False)
         tokens = uniform_below(rng, half, self.length)
         tokens[0 : 2 * count : 2] = keys
         tokens[1 : 2 * count : 2] = values
-        queries = 2 * count + self._slots(rng)
+        queries = 2 * count + self._slots(rng, length - 2 * count, count)
         tokens[queries] = keys
         return Row(tokens, queries, values, np.arange(count) * 2 + 1)
 
-    def _slots(self, rng: np.random.Generator) -> Integers:
-        """Distinct slots in [0, length - 2 pairs), in random order."""
-        room = self.length - 2 * self.pairs
+    def _slots(self, rng: np.random.Generator, room: int, count: int) -> Integers:
+        """Distinct slots in [0, room), in random order."""
         if self.gaps == "uniform":
-            return rng.choice(room, self.pairs, replace=False)
+            return rng.choice(room, count, replace=False)
         # A race of exponential clocks is drawing without replacement in proportion to the weights.
         weights = np.arange(1, room + 1, dtype=np.float64) ** (self.power - 1)
         arrivals = rng.exponential(size=room) / weights
-        return rng.permutation(np.argpartition(arrivals, self.pairs - 1)[: self.pairs])
+        return rng.permutation(np.argpartition(arrivals, count - 1)[:count])

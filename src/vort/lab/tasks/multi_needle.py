@@ -27,8 +27,9 @@ _TEXTS = (FACT, " is. What? are numbers, and\n", "\nWhat numbers are mentioned i
 
 
 @lru_cache(maxsize=8)
-def _coder(tokens: str, words: int) -> Coder:
-    return ByteCoder() if tokens == "bytes" else WordCoder(words, (*_TEXTS, *MadeSentences.TEXTS))
+def _coder(tokens: str, words: int, values: int) -> Coder:
+    texts = (*_TEXTS, *MadeSentences.TEXTS)
+    return ByteCoder() if tokens == "bytes" else WordCoder(words, texts, values)
 
 
 def needle_sample(
@@ -112,8 +113,11 @@ class MultiNeedle(HaystackTask):
 
     Args (and those of `HaystackTask`):
         needles: facts in a text.
+        needles_from: in training, facts in a text are from so many up to `needles`; None: always
+            `needles`. To find the only number there is must be learned before numbers by key.
         asked: "one" of them, or "all", in an order that has nothing to do with the text's.
         depths: from 0 (the beginning) to 1 (just before the question), increasing.
+        values: different numbers in the vocabulary of words; fewer are learned sooner.
 
     >>> task = MultiNeedle(length=512, needles=4, asked="all")
     >>> batch = task.batch("test", [0])
@@ -123,15 +127,24 @@ class MultiNeedle(HaystackTask):
 
     name: ClassVar[str] = "multi_needle"
     needles: int = 1
+    needles_from: int | None = None
     asked: Literal["one", "all"] = "one"
     depths: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    values: int = WordCoder.NUMBERS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "depths", tuple(map(float, self.depths)))
         check_choice("asked", self.asked, ("one", "all"))
+        if not 1 <= self.values <= WordCoder.NUMBERS:
+            most = WordCoder.NUMBERS
+            raise ValueError(f"values must lie in [1, {most}], got {self.values}")
         if self.needles < 1:
             raise ValueError(f"needles must be at least 1, got {self.needles}")
+        if self.needles_from is not None and not 1 <= self.needles_from <= self.needles:
+            raise ValueError(
+                f"needles_from must lie in [1, {self.needles}], got {self.needles_from}"
+            )
         ordered = list(self.depths) == sorted(set(self.depths)) and len(self.depths) > 0
         if not ordered or not all(0 <= depth <= 1 for depth in self.depths):
             raise ValueError(f"depths must lie in [0, 1] and increase, got {self.depths}")
@@ -139,7 +152,7 @@ class MultiNeedle(HaystackTask):
     @property
     def coder(self) -> Coder:
         """The vocabulary."""
-        return _coder(self.tokens, self.words)
+        return _coder(self.tokens, self.words, self.values)
 
     @cached_property
     def kit(self) -> Kit:
@@ -153,7 +166,7 @@ class MultiNeedle(HaystackTask):
     @property
     def num_classes(self) -> int:
         """All bytes, or numbers."""
-        return WordCoder.NUMBERS if self.tokens == "words" else self.coder.size
+        return self.values if self.tokens == "words" else self.coder.size
 
     @property
     def bucket_names(self) -> tuple[str, ...]:
@@ -168,19 +181,22 @@ class MultiNeedle(HaystackTask):
         self, rng: np.random.Generator, length: int, split: Split, index: int | None = None
     ) -> Sample:
         """See `HaystackTask.sample`."""
-        depths = rng.random(self.needles)
+        needles = self.needles
+        if split == "train" and self.needles_from is not None:
+            needles = int(rng.integers(self.needles_from, needles + 1))
+        depths = rng.random(needles)
         if split != "train" and index is not None:
             count = len(self.depths)
-            turns = range(self.needles if self.asked == "all" else 1)
+            turns = range(needles if self.asked == "all" else 1)
             for turn in turns:
-                depths[turn] = self.depths[(index + turn * count // self.needles) % count]
+                depths[turn] = self.depths[(index + turn * count // needles) % count]
         haystack = self.shelf(split, self.length) or self._made
         return needle_sample(
             self.kit,
             haystack,
             rng,
             length,
-            needles=self.needles,
+            needles=needles,
             asked=self.asked,
             depths=depths.tolist(),
         )

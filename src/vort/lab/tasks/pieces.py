@@ -127,7 +127,7 @@ class ByteCoder(Coder):
 
 
 class WordCoder(Coder):
-    """Numbers 000 to 999, then `words` made words, then what given texts are made of.
+    """Numbers from 000 on, then `words` made words, then what given texts are made of.
 
     A token is a word with the space before it, a number of three digits, or a character. What is
     asked for, numbers and words, comes first, so that labels are the first tokens.
@@ -137,11 +137,13 @@ class WordCoder(Coder):
     'The sky is 042 blue.'
     """
 
-    NUMBERS = 1000
+    NUMBERS = 1000  # of three digits
 
-    def __init__(self, words: int, texts: Iterable[str]) -> None:
-        self.words = words
-        names = [f" {number:03}" for number in range(self.NUMBERS)]
+    def __init__(self, words: int, texts: Iterable[str], values: int = NUMBERS) -> None:
+        if not 1 <= values <= self.NUMBERS:
+            raise ValueError(f"values must lie in [1, {self.NUMBERS}], got {values}")
+        self.words, self.values = words, values
+        names = [f" {number:03}" for number in range(values)]
         names += [f" {word}" for word in made_words(words)]
         names += sorted({token for text in texts for token in self._split(text)} - {*names})
         self.names = np.array(names, dtype=object)

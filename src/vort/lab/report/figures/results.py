@@ -20,7 +20,14 @@ from vort.lab.report.figures.style import (
     figure,
 )
 
-__all__ = ["ALPHA_HIST", "draw_by_lag", "draw_by_position", "draw_cost", "draw_orders"]
+__all__ = [
+    "ALPHA_HIST",
+    "draw_by_lag",
+    "draw_by_position",
+    "draw_cost",
+    "draw_orders",
+    "line_looks",
+]
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
 _DASHES = ("-", "--", "-.", ":")
@@ -42,7 +49,7 @@ _KINDS = {
 Record = Mapping[str, Any]
 
 
-def _lines() -> Iterator[dict[str, Any]]:
+def line_looks() -> Iterator[dict[str, Any]]:
     """Looks such that no two of the first 28 curves are alike; of one colour, two things differ."""
     for number, colour in enumerate(cycle(_COLOURS)):
         dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
@@ -52,7 +59,7 @@ def _lines() -> Iterator[dict[str, Any]]:
 def draw_by_lag(path: str | Path, curves: Mapping[str, Sequence[Record]], title: str) -> None:
     """Accuracy against lag on a logarithmic axis, one curve a model, bands over seeds."""
     with figure(path, 1, 8.4, 4.6) as (axis,):
-        for (label, records), line in zip(curves.items(), _lines(), strict=False):
+        for (label, records), line in zip(curves.items(), line_looks(), strict=False):
             lags, values = _by_lag(records)
             ours = label.startswith("VORT (")
             look = {"lw": 2.6, "zorder": 3} if ours else {"lw": 1.5}
@@ -78,7 +85,7 @@ def draw_by_position(
     """Bits per character in each class of positions, mean and range over seeds."""
     places = np.arange(len(buckets))
     with figure(path, 1, 8.4, 4.2) as (axis,):
-        for (label, records), line in zip(curves.items(), _lines(), strict=False):
+        for (label, records), line in zip(curves.items(), line_looks(), strict=False):
             bits = np.array([[r["test"][b]["bits"] for b in buckets] for r in records])
             mean = bits.mean(0)
             spread = np.abs(np.stack([bits.min(0), bits.max(0)]) - mean)
@@ -93,7 +100,7 @@ def draw_by_position(
 def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
     """Milliseconds and peak MiB of a layer against length, both axes logarithmic."""
     with figure(path, 2, 9.6, 3.8) as (left, right):
-        for (label, records), line in zip(curves.items(), _lines(), strict=False):
+        for (label, records), line in zip(curves.items(), line_looks(), strict=False):
             lengths = [r["length"] for r in records]
             times = [1e3 * r["times"]["forward_backward"] for r in records]
             peaks = [r["peak_bytes"] / 2**20 for r in records]

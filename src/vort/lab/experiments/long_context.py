@@ -1,0 +1,415 @@
+"""What is measured on a trained model of long texts: needle maps, merged memories, whole answers.
+
+Each of these goes on where it was stopped: what is finished is kept in the folder of a cell.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vort.files import read_regular, write_atomically
+from vort.lab.evaluation import exact_matches, judged_answers, read_long
+from vort.lab.experiments.measures import precision_of
+from vort.lab.tasks import SYNTHETIC, Batch, answers_right
+
+__all__ = ["answers_by_bucket", "merged_bits", "merged_needles", "needle_map", "ruler_table"]
+
+# Tokens of a batch, and of a piece that is read at a time.
+_TOKENS = {"cuda": 1 << 22, "cpu": 1 << 15}
+_PIECE = 4096
+# A memory that grows is read at once, a policy of tokens kept all sequences together.
+_AT_ONCE = {"cuda": 1 << 19, "cpu": 1 << 15}
+# Tokens that are decoded to be timed, and before that.
+_TIMED = 64
+_BEFORE = 4096
+
+
+class _Kept:
+    """Results by name in a file, each written as it is found; None: nowhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        try:
+            self.found: dict[str, Any] = {} if path is None else json.loads(read_regular(path))
+        except (OSError, ValueError):
+            self.found = {}
+
+    def get(self, name: str, make: Callable[[], Any]) -> Any:
+        """What is kept under a name, made now if it is not there."""
+        if name not in self.found:
+            self.found[name] = make()
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.path, json.dumps(self.found))
+        return self.found[name]
+
+
+def _kept(folder: Path | None, name: str) -> _Kept:
+    return _Kept(None if folder is None else folder / f"{name}.json")
+
+
+def _room(model: Any) -> tuple[int, int]:
+    """Tokens of a batch and of a piece that a model can read on its device."""
+    device = next(model.parameters()).device.type
+    if model.base_model.new_cache().grows:
+        return _AT_ONCE[device], _PIECE
+    if getattr(model.base_model.memory, "heavy_hitters", None) is not None:
+        # Token by token: a GPU takes as long for a step of many sequences as for one of few.
+        return 64 * _TOKENS[device], _PIECE // 4
+    return _TOKENS[device], _PIECE
+
+
+def _state(model: Any, length: int) -> int:
+    return sum(block.self_attn.state_size(length) for block in model.model.layers)
+
+
+@torch.no_grad()
+def needle_map(
+    model: Any,
+    task: Any,
+    config: Any,
+    *,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    sequences: int,
+    state_numbers: int | None = None,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Of which needles a model finds all, by length of the text and depth of a needle.
+
+    Args:
+        model: trained; with `state_numbers` it is changed.
+        task: `MultiNeedle` as trained on, whatever its length.
+        config: of the training.
+        lengths: of texts, short ones first.
+        depths: from 0 to 1.
+        sequences: for each length and number of needles.
+        state_numbers: that a layer of full attention may keep for a sequence by H2O's policy;
+            None: all.
+        folder: where finished lengths are kept.
+
+    Returns:
+        "one" and "all" (of as many as were trained on) by length: `right` and `asked`, sequences by
+        depth of a needle (one of them, where there are several), `whole` of all `sequences`, and
+        right `answers`; "state_numbers" by length; "decoding": milliseconds a token, on a GPU.
+    """
+    if state_numbers is not None:
+        _keep_heavy_hitters(model, state_numbers)
+    model.eval()
+    kept = _kept(folder, "needles" if state_numbers is None else "h2o_needles")
+    asked: dict[str, dict[str, Any]] = {
+        "one": {"needles": 1, "asked": "one"},
+        "all": {"needles": task.needles, "asked": "all"},
+    }
+    found: dict[str, Any] = {"depths": list(depths), "needles": task.needles}
+    for kind, settings in asked.items():
+        found[kind] = {}
+        for length in lengths:
+            longer = replace(
+                task,
+                length=length,
+                mixed=(),
+                needles_from=None,
+                depths=tuple(depths),
+                test_sequences=sequences,
+                **settings,
+            )
+            with precision_of(config):
+                found[kind][str(length)] = kept.get(
+                    f"{kind} {length}", partial(_by_depth, model, longer)
+                )
+    found["state_numbers"] = {str(length): _state(model, length) for length in lengths}
+    if next(model.parameters()).is_cuda and state_numbers is None:
+        with precision_of(config):
+            found["decoding"] = kept.get("decoding", partial(_decoding, model, lengths[-1]))
+    return found
+
+
+def _keep_heavy_hitters(model: Any, state_numbers: int) -> None:
+    for block in model.model.layers:
+        memory = block.self_attn.memory
+        budget = state_numbers // (memory.num_heads * (2 * memory.head_dim + 2))
+        memory.keep_heavy_hitters(max(2, budget))
+
+
+def _by_depth(model: Any, task: Any) -> dict[str, Any]:
+    """Sequences that are right whole, by the depths of what they ask for."""
+    tokens, piece = _room(model)
+    count, places = task.test_sequences, len(task.depths)
+    right, asked = [0] * places, [0] * places
+    whole = answers = 0
+    for found in judged_answers(model, task, count, tokens=tokens, piece=piece):
+        answers += int(found[:, 2].sum())
+        for row in found[:, 0].unique().tolist():
+            of_row = found[found[:, 0] == row]
+            good = int(of_row[:, 2].all())
+            whole += good
+            for place in of_row[:, 1].unique().tolist():
+                right[place] += good
+                asked[place] += 1
+    return {
+        "right": right,
+        "asked": asked,
+        "whole": whole,
+        "sequences": count,
+        "answers": answers,
+    }
+
+
+def _decoding(model: Any, longest: int) -> dict[str, float]:
+    """Milliseconds of a token, one sequence alone, after a long text."""
+    # What does not grow takes as long after any text.
+    length = longest if model.base_model.new_cache().grows else min(longest, _BEFORE)
+    device = next(model.parameters()).device
+    prompt = torch.zeros(1, length, dtype=torch.long, device=device)
+    seconds = {}
+    for count in (_TIMED // 4, 1, 1 + _TIMED):  # the first one warms up
+        torch.cuda.synchronize()
+        began = perf_counter()
+        model.generate(
+            prompt,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        torch.cuda.synchronize()
+        seconds[count] = perf_counter() - began
+    return {"ms_per_token": 1e3 * (seconds[1 + _TIMED] - seconds[1]) / _TIMED, "after": length}
+
+
+@torch.no_grad()
+def merged_needles(
+    model: Any,
+    task: Any,
+    config: Any,
+    *,
+    length: int,
+    documents: Sequence[int],
+    sequences: int,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Needles in a text that is cut into documents: read in a row, and apart and merged.
+
+    Every text has `task.needles` facts that are asked for at its end. Up to the question it is cut
+    into documents of about equal length, at ends of sentences. Read apart, none of them knows of
+    the others; their memories are put together as if they had been read in a row, and the question
+    is read with what comes of it.
+
+    Args:
+        model: trained; its memory must be one that can be aged.
+        task: `MultiNeedle` as trained on.
+        config: of the training.
+        length: of a text with its question.
+        documents: into how many a text is cut.
+        sequences: texts.
+        folder: where what is finished is kept.
+
+    Returns:
+        "row", and "merged" by number of documents: `answers` that are right, and sequences that are
+        right `whole`, with how many there were.
+    """
+    model.eval()
+    kept = _kept(folder, "merged_needles")
+    longer = replace(
+        task,
+        length=length,
+        mixed=(),
+        needles_from=None,
+        asked="all",
+        test_sequences=sequences,
+    )
+
+    def judged(cut: int | None) -> dict[str, int]:
+        counts = {"answers": 0, "asked": 0, "whole": 0, "sequences": 0}
+        together = max(1, _room(model)[0] // length)
+        for begin in range(0, sequences, together):
+            batch = longer.batch("test", range(begin, min(begin + together, sequences)))
+            found = answers_right(batch, _read_cut(model, longer, batch, cut))
+            rows = len(batch["input_ids"])
+            counts["answers"] += int(found[:, 2].sum())
+            counts["asked"] += len(found)
+            counts["whole"] += sum(int(found[found[:, 0] == row, 2].all()) for row in range(rows))
+            counts["sequences"] += rows
+        return counts
+
+    with precision_of(config):
+        return {
+            "length": length,
+            "row": kept.get("row", partial(judged, None)),
+            "merged": {str(cut): kept.get(str(cut), partial(judged, cut)) for cut in documents},
+        }
+
+
+def _read_cut(model: Any, task: Any, batch: Batch, documents: int | None) -> Tensor:
+    """`read_long` of texts that are cut up to their question; None: read in a row."""
+    if documents is None:
+        return read_long(model, batch, task.num_classes, piece=_PIECE)
+    stop, line = (int(task.coder.encode(text)[-1]) for text in (".", "\n"))
+    ids = batch["input_ids"]
+    # The question is the last line.
+    first = int((ids == line).int().flip(1).argmax(1).max())
+    first = ids.shape[1] - 1 - first
+    cache = _merged_cache(model, ids[:, :first], _cuts(ids[:, :first] == stop, documents))
+    given: Any = batch
+    rest: Any = {name: x[:, first:] for name, x in given.items()}
+    predicted = torch.full_like(batch["labels"], -1)
+    predicted[:, first:] = read_long(model, rest, task.num_classes, piece=_PIECE, cache=cache)
+    return predicted
+
+
+def _cuts(ends: Tensor, documents: int) -> Tensor:
+    """`[B, documents + 1]`: where texts are cut, at the sentence ends nearest to equal parts.
+
+    ends: `[B, T]`, true at the last token of a sentence; a fact is a sentence, and stays whole.
+    """
+    rows, length = ends.shape
+    places = [torch.cat([torch.tensor([0]), row.nonzero().flatten() + 1]) for row in ends]
+    wanted = torch.arange(1, documents) * length / documents
+    cuts = [found[(found[:, None] - wanted).abs().argmin(0)] for found in places]
+    inner = torch.stack(cuts)
+    edge = torch.zeros(rows, 1, dtype=inner.dtype)
+    return torch.cat([edge, inner, edge + length], 1)
+
+
+def _merged_cache(model: Any, tokens: Tensor, bounds: Tensor) -> Any:
+    """The memory of texts `[B, T]` whose documents were read apart; `bounds` `[B, documents + 1]`.
+
+    Documents of a batch end together: shorter ones are filled up before their beginning.
+    """
+    from vort.models.merging import merged
+
+    device, caches, ages = next(model.parameters()).device, [], []
+    for begin, end in zip(bounds[:, :-1].T, bounds[:, 1:].T, strict=True):
+        width = max(1, int((end - begin).max()))
+        places = end[:, None] - width + torch.arange(width)
+        real = places >= begin[:, None]
+        cache = model.base_model.new_cache()
+        given = {"input_ids": tokens.gather(1, places.clamp(min=0)).to(device)}
+        if not real.all():
+            given["attention_mask"] = real.long().to(device)
+        model.base_model(**given, past_key_values=cache, use_cache=True)
+        caches.append(cache)
+        ages.append(tokens.shape[1] - end)
+    return merged(model, caches, ages)
+
+
+@torch.no_grad()
+def merged_bits(
+    model: Any,
+    task: Any,
+    config: Any,
+    *,
+    read: int,
+    documents: Sequence[int],
+    sequences: int,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Bits of what follows a text, with a memory of it read in a row, apart and merged, or not.
+
+    Args:
+        model: trained on books.
+        task: `Books`; the first `read` characters of a window are memory, the rest is scored.
+        config: of the training.
+        read: characters that are read first.
+        documents: into how many these are cut.
+        sequences: windows of the test split.
+        folder: where what is finished is kept.
+
+    Returns:
+        Bits a character of the rest: after a text read in a "row", "merged" by number of documents,
+        and after "nothing".
+    """
+    model.eval()
+    kept = _kept(folder, "merged_bits")
+    base, head = model.base_model, model.get_output_embeddings()
+    device = next(model.parameters()).device
+    count = min(x for x in (sequences, task.size("test")) if x is not None)
+
+    def bits(cut: int | None) -> float:
+        total = asked = 0.0
+        together = max(1, _room(model)[0] // task.length)
+        for begin in range(0, count, together):
+            batch = task.batch("test", range(begin, min(begin + together, count)))
+            ids, labels = batch["input_ids"], batch["labels"][:, read:].to(device)
+            cache = base.new_cache()
+            if cut is not None:
+                even = torch.linspace(0, read, cut + 1).round().long()
+                cache = _merged_cache(model, ids[:, :read], even.expand(len(ids), -1))
+            given = {"past_key_values": cache, "use_cache": True}
+            hidden = base(input_ids=ids[:, read:].to(device), **given)[0]
+            logits = head(hidden)[..., : task.num_classes].float().flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy
+            total += float(loss(logits, labels.flatten(), reduction="sum"))
+            asked += int((labels >= 0).sum())
+        return total / asked / float(torch.log(torch.tensor(2.0)))
+
+    with precision_of(config):
+        return {
+            "read": read,
+            "scored": task.length - read,
+            "windows": count,
+            "nothing": kept.get("nothing", partial(bits, None)),
+            "row": kept.get("1", partial(bits, 1)),
+            "merged": {str(cut): kept.get(str(cut), partial(bits, cut)) for cut in documents},
+        }
+
+
+def answers_by_bucket(
+    model: Any, task: Any, config: Any, *, sequences: int | None = None
+) -> dict[str, Any]:
+    """Share of test answers that are right whole, by bucket; see `exact_matches`."""
+    size = config.evaluation_batch_size or config.batch_size
+    count = task.size("test") if sequences is None else sequences
+    with precision_of(config):
+        return dict(exact_matches(model, task, "test", sequences=count, batch_size=size))
+
+
+@torch.no_grad()
+def ruler_table(
+    model: Any,
+    task: Any,
+    config: Any,
+    *,
+    lengths: Sequence[int],
+    sequences: int,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Answers of RULER's eleven synthetic tasks that are right whole, by task and length.
+
+    Args:
+        model: trained on all of them.
+        task: `Ruler` with kind "all".
+        config: of the training.
+        lengths: of texts.
+        sequences: for each length, the tasks in turn.
+        folder: where finished lengths are kept.
+
+    Returns:
+        By length and task: right answers and how many were asked.
+    """
+    model.eval()
+    kept = _kept(folder, "ruler")
+
+    def table(length: int) -> Mapping[str, list[int]]:
+        longer = replace(task, length=length, mixed=(), test_sequences=sequences)
+        tokens, piece = _room(model)
+        counts: dict[str, list[int]] = {name: [0, 0] for name in SYNTHETIC}
+        for found in judged_answers(model, longer, sequences, tokens=tokens, piece=piece):
+            for _, bucket, right in found.tolist():
+                counts[SYNTHETIC[bucket]][0] += right
+                counts[SYNTHETIC[bucket]][1] += 1
+        return counts
+
+    with precision_of(config):
+        scores = {str(length): kept.get(str(length), partial(table, length)) for length in lengths}
+    numbers = {str(length): _state(model, length) for length in lengths}
+    return {"scores": scores, "state_numbers": numbers}

@@ -1,0 +1,527 @@
+"""Needles in texts up to 131,072 tokens: what is found by length and depth, and merged memories."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vort.lab.experiments.books import BOOKS_TASK, books_cell
+from vort.lab.experiments.cell import Cell, Size
+from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
+from vort.lab.experiments.models import MODELS, sized
+from vort.lab.experiments.recall import has_note
+from vort.lab.experiments.scores import (
+    as_planned,
+    by_row,
+    label_of,
+    seed_interval,
+    seeds_of,
+    show,
+    training_notes,
+)
+from vort.lab.report.tables import Sheet
+from vort.lab.training.metrics import Interval
+from vort.lab.verdicts import Claim, judge_floor, judge_lead
+
+__all__ = ["MERGED", "NEEDLES", "RULER_TABLE", "long_config"]
+
+# Retrieval by a key that stands two tokens before its value: the convolution's part. Neither
+# attention nor windows know positions, so that full attention may go on beyond what it has seen;
+# the norm of each head does what a normaliser would.
+_ALIKE: dict[str, Any] = {
+    "rope_theta": None,
+    "use_entropy": False,
+    "conv_size": 4,
+    "normalizer": "none",
+    # Embeddings of numbers are what they are answered with.
+    "tie_word_embeddings": True,
+    "order_start": 0.9,
+}
+_MODEL: dict[Size, dict[str, Any]] = {
+    "laptop": {
+        **_ALIKE,
+        "num_hidden_layers": 1,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "num_features": 32,
+        "intermediate_size": 128,
+        "sliding_window": 0,
+        "num_scales": 4,
+        "horizon": 4096,
+    },
+    "paper": {
+        **_ALIKE,
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "sliding_window": 64,
+        "num_scales": 12,
+        "horizon": 131_072,
+    },
+}
+_TASK: dict[Size, dict[str, Any]] = {
+    "laptop": {
+        "name": "multi_needle",
+        "length": 256,
+        "mixed": (128, 256),
+        "needles": 4,
+        "needles_from": 1,
+        "asked": "all",
+        "words": 64,
+        "values": 16,
+        "validation_sequences": 40,
+    },
+    "paper": {
+        "name": "multi_needle",
+        "length": 4096,
+        "mixed": (256, 512, 1024, 2048, 4096),
+        "needles": 4,
+        "needles_from": 1,
+        "asked": "all",
+    },
+}
+_TRAINING: dict[Size, dict[str, Any]] = {
+    "laptop": {
+        "steps": 300,
+        "batch_size": 8,
+        "learning_rate": 3e-3,
+        "evaluation_sequences": 40,
+        "test_sequences": 0,
+    },
+    "paper": {
+        "steps": 1500,
+        "batch_size": 16,
+        "learning_rate": 2e-3,
+        "evaluation_sequences": 64,
+        "test_sequences": 0,
+        "checkpoint_every": 500,
+        "record_steps": True,
+        "workers": 2,
+    },
+}
+_DEPTHS = (0.0, 0.11, 0.22, 0.33, 0.44, 0.56, 0.67, 0.78, 0.89, 1.0)
+_MAP: dict[Size, dict[str, Any]] = {
+    "laptop": {"lengths": (256, 512, 1024, 2048, 4096), "depths": _DEPTHS, "sequences": 20},
+    "paper": {
+        "lengths": (4096, 8192, 16_384, 32_768, 65_536, 131_072),
+        "depths": _DEPTHS,
+        "sequences": 100,
+    },
+}
+# Token by token: what is longer takes minutes.
+_H2O_LONGEST = 32_768
+_MERGED: dict[Size, dict[str, Any]] = {
+    "laptop": {"length": 1024, "documents": (2, 8, 32), "sequences": 20},
+    "paper": {"length": 8192, "documents": (2, 8, 32), "sequences": 200},
+}
+# Memories that can be aged in closed form.
+_AGED = ("vort", "exponential_learned_gated", "mixture_rates_gated")
+_ROWS: dict[Size, tuple[str, ...]] = {
+    "laptop": ("vort", "exponential_learned_gated", "mixture_rates_gated"),
+    "paper": (*_AGED, "softmax", "gla"),
+}
+_SEEDS: dict[Size, tuple[int, ...]] = {"laptop": (0,), "paper": (0, 1, 2)}
+# Beside the comparison.
+_ONCE = ("softmax", "gla")
+_KINDS = {"one": "one needle", "all": "four needles, all of them right"}
+_FLOORS = {"one": 95.0, "all": 90.0}
+# Rows whose memory grows, or that attend to every pair of positions in training.
+_QUADRATIC = ("softmax", "h2o")
+
+
+def long_config(size: Size, model: str) -> dict[str, Any]:
+    """Settings of a row's model for long texts: all alike but for the memory."""
+    config = sized(size, _MODEL[size], {}, MODELS[model].settings)
+    if config.get("memory") == "mixture":
+        config["num_scales"] = _MODEL[size]["num_scales"]
+    if config.get("memory") == "exponential":
+        # Spread over the heads, up to the horizon.
+        config["exponential_rate"] = None
+    return config
+
+
+def _state_of_vort(size: Size) -> int:
+    """Numbers that the memory of a layer of VORT keeps, beside its window."""
+    from vort.layers import VortAttention
+    from vort.models import VortConfig
+
+    return int(VortAttention(VortConfig(**long_config(size, "vort"))).memory.state_size())
+
+
+def cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """All cells, the first seed of every row before the second of any."""
+    return [
+        Cell(
+            experiment="needles",
+            size=size,
+            model=model,
+            seed=seed,
+            task={**_TASK[size], "seed": seed},
+            config=long_config(size, model),
+            training=_TRAINING[size],
+            after=_after(size, model),
+        )
+        for seed in _SEEDS[size]
+        for model in _ROWS[size]
+        if seed == _SEEDS[size][0] or model not in _ONCE
+    ]
+
+
+def _after(size: Size, model: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"needles": _MAP[size]}
+    if model in _AGED:
+        found["merged_needles"] = _MERGED[size]
+    if model == "softmax":
+        lengths = [x for x in _MAP[size]["lengths"] if x <= _H2O_LONGEST]
+        budget = {"lengths": lengths, "state_numbers": _state_of_vort(size)}
+        found["h2o_needles"] = {**_MAP[size], **budget}
+    return found
+
+
+def _label(row: str) -> str:
+    return label_of(row).replace("h2o", "attention, H2O cache at VORT's state", 1)
+
+
+def _with_h2o(records: Sequence[Record]) -> list[Record]:
+    """All maps, those of full attention under H2O's policy as rows of their own."""
+    more = [
+        {
+            **record,
+            "needles": record["h2o_needles"],
+            "cell": {**record["cell"], "model": "h2o"},
+        }
+        for record in records
+        if "h2o_needles" in record
+    ]
+    return [*records, *more]
+
+
+def _lengths(records: Sequence[Record]) -> list[int]:
+    return sorted({int(x) for record in records for x in record["needles"]["one"]})
+
+
+def _whole(records: Sequence[Record], kind: str, length: int) -> Interval | None:
+    """Texts that are answered right, in percent, over all depths."""
+    return seed_interval(
+        (record["cell"]["seed"], 100 * found["whole"] / found["sequences"])
+        for record in records
+        for found in [record["needles"][kind].get(str(length))]
+        if found is not None
+    )
+
+
+def _places(records: Sequence[Record], kind: str, length: int) -> list[Interval | None]:
+    """The same by depth."""
+    return [
+        seed_interval(
+            (record["cell"]["seed"], 100 * found["right"][place] / found["asked"][place])
+            for record in records
+            for found in [record["needles"][kind].get(str(length))]
+            if found is not None and found["asked"][place]
+        )
+        for place in range(len(records[0]["needles"]["depths"]))
+    ]
+
+
+def summarise(records: Sequence[Record], size: Size) -> Summary:
+    """A table by length for one needle and for all, claims, and the map as a picture."""
+    if not records:
+        return Summary([])
+    found, lengths = by_row(_with_h2o(records)), _lengths(records)
+    sheets = [
+        Sheet(
+            f"Texts with {words}: answered right (%), over all depths (worst depth)",
+            ["model", "state", "ms a token", *(f"{length:,}" for length in lengths)],
+            [_line(row, members, kind, lengths) for row, members in found.items()],
+        )
+        for kind, words in _KINDS.items()
+    ]
+    trained = records[0]["task"]["length"]
+    notes = [
+        f"Trained on texts up to {trained:,} tokens with one to four needles, all asked for; read "
+        "in pieces, answers token by token given what stands before them. State is that of the "
+        "longest text of a row. Milliseconds a token are those of one sequence alone, on a GPU.",
+        *training_notes(records, paper=False),
+        *has_note(records),
+    ]
+    if size == "laptop":
+        notes.append(
+            "Laptop size: a small vocabulary, one layer, a minute of training; four needles by key "
+            "are only begun to be told apart."
+        )
+    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+
+    def draw(path: Path) -> None:
+        from vort.lab.report.figures.long_context import draw_needle_maps
+
+        maps = {
+            _label(row): {
+                kind: [[_mean(x) for x in _places(m, kind, length)] for length in lengths]
+                for kind in _KINDS
+            }
+            for row, m in found.items()
+        }
+        depths = records[0]["needles"]["depths"]
+        draw_needle_maps(path, maps, lengths, depths, _KINDS, trained)
+
+    caption = (
+        "Texts that are answered right, by length and by depth of a needle (0 %: at the beginning; "
+        "of several needles, one of them), mean over seeds. Dashed: the longest text in training."
+    )
+    figures = [Figure("needle_map.png", caption, draw)]
+    return Summary(sheets, _claims(as_planned(records), lengths), figures, notes, labels)
+
+
+def _mean(value: Interval | None) -> float | None:
+    return None if value is None else value.mean
+
+
+def _line(row: str, members: Sequence[Record], kind: str, lengths: Sequence[int]) -> list[str]:
+    state = members[0]["needles"]["state_numbers"]
+    longest = max(state, key=int)
+    times = [
+        m["needles"]["decoding"]["ms_per_token"] for m in members if "decoding" in m["needles"]
+    ]
+    line = [_label(row), f"{state[longest]:,}", f"{sum(times) / len(times):.2f}" if times else "–"]
+    for length in lengths:
+        every = [x.mean for x in _places(members, kind, length) if x is not None]
+        worst = f" ({min(every):.0f})" if every else ""
+        line.append(show(_whole(members, kind, length), 1) + worst)
+    return line
+
+
+def _claims(records: Sequence[Record], lengths: Sequence[int]) -> list[Claim]:
+    found = by_row(records)
+    if "vort" not in found:
+        return []
+    ours, claims = found["vort"], []
+    for kind, words in _KINDS.items():
+        every = {
+            (length, place): value
+            for length in lengths
+            for place, value in enumerate(_places(ours, kind, length))
+            if value is not None
+        }
+        length, place = min(every, key=lambda key: every[key].mean)
+        lowest, depth = every[length, place], ours[0]["needles"]["depths"][place]
+        claims.append(
+            Claim(
+                "ours",
+                f"VORT answers at least {_FLOORS[kind]:.0f} % of texts with {words} at every "
+                f"length to {lengths[-1]:,} and at every depth",
+                f"lowest is {show(lowest, 1)} at {length:,} tokens and a depth of {depth:.0%}, "
+                f"{seeds_of(lowest)}",
+                judge_floor(list(every.values()), _FLOORS[kind]),
+            )
+        )
+    rivals = [row for row in found if row != "vort" and row not in _QUADRATIC]
+    for length in lengths[-2:]:
+        gains = {row: _gain(ours, found[row], length) for row in rivals}
+        known = {row: gain for row, gain in gains.items() if gain is not None}
+        if known:
+            closest = min(known, key=lambda row: known[row].mean)
+            gain = known[closest]
+            claims.append(
+                Claim(
+                    "ours",
+                    f"VORT answers more texts of {length:,} tokens, mean of one needle and of all, "
+                    "than every rival that trains in linear time",
+                    f"closest is {label_of(closest)}: {show(gain, 1)} points, {seeds_of(gain)}",
+                    judge_lead(list(known.values())),
+                )
+            )
+    return claims
+
+
+def _gain(ours: Sequence[Record], rival: Sequence[Record], length: int) -> Interval | None:
+    """How many more texts are answered in points, mean of both kinds, seed by seed."""
+
+    def score(record: Record) -> float:
+        both = [record["needles"][kind][str(length)] for kind in _KINDS]
+        shares = [float(found["whole"] / found["sequences"]) for found in both]
+        return 100 * sum(shares) / len(shares)
+
+    other = {record["cell"]["seed"]: score(record) for record in rival}
+    return seed_interval(
+        (record["cell"]["seed"], score(record) - other[record["cell"]["seed"]])
+        for record in ours
+        if record["cell"]["seed"] in other
+    )
+
+
+NEEDLES = Experiment(
+    name="needles",
+    title="Needles in long texts",
+    about='Facts "The special magic number for KEY is VALUE." at chosen depths of made sentences, '
+    "asked for at the end: one, or four, all of which must be right. Models are trained on texts "
+    "up to 4,096 tokens (256 at laptop size), lengths mixed, and tested to 131,072 (4,096), by "
+    "length and depth. All share projections, convolution, windows and MLP, and have equally many "
+    "parameters.",
+    cells=cells,
+    summarise=summarise,
+)
+
+
+_BOOKS_ROWS = ("vort", "mixture_rates_gated")
+_BOOKS_MERGED: dict[str, Any] = {"read": 4096, "documents": (2, 8, 32), "sequences": 100}
+_BOOKS_LAYERS = (1, 4)
+
+
+def merged_cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """Models of books, one layer and four; needles come from the other table's models."""
+    if size == "laptop" or data is None:
+        return []
+    task = {**BOOKS_TASK[size], "source": str(data)}
+    found = []
+    for layers in _BOOKS_LAYERS:
+        for model in _BOOKS_ROWS:
+            cell = books_cell("merged", size, model, 0, task, test_sequences=0)
+            found.append(
+                replace(
+                    cell,
+                    config={**cell.config, "num_hidden_layers": layers},
+                    after={"merged_bits": _BOOKS_MERGED},
+                    tags={"layers": layers},
+                )
+            )
+    return found
+
+
+def summarise_merged(records: Sequence[Record], size: Size) -> Summary:
+    """What merging costs: needles found and bits of books, by number of documents."""
+    needles = [record for record in records if "merged_needles" in record]
+    books = [record for record in records if "merged_bits" in record]
+    sheets = [_merged_sheet(needles)] if needles else []
+    if books:
+        sheets.append(_bits_sheet(books))
+    labels = {r["cell"]["model"]: label_of(r["cell"]["model"]) for r in (*needles, *books)}
+    notes = [
+        "Documents are read apart, none knowing of the others; their states are aged in closed "
+        "form and added up, and what is asked is read after that. In one layer that is what "
+        "reading in a row leaves, but for the first tokens of each document; above it is an "
+        "approximation."
+    ]
+    return Summary(sheets, notes=notes if sheets else (), labels=labels)
+
+
+def _merged_sheet(records: Sequence[Record]) -> Sheet:
+    cuts = list(records[0]["merged_needles"]["merged"])
+    length = records[0]["merged_needles"]["length"]
+    rows = []
+    for row, members in by_row(records).items():
+        layers = str(members[0]["model"]["num_hidden_layers"])
+        for word, share in (("answers", ("answers", "asked")), ("texts", ("whole", "sequences"))):
+            found = [_merged_share(members, cut, share) for cut in (None, *cuts)]
+            rows.append([label_of(row), layers, word, *(show(x, 1) for x in found)])
+    return Sheet(
+        f"Four needles in {length:,} tokens, spread over documents that are read apart: right (%)",
+        ["model", "layers", "of", "in a row", *(f"{cut} documents" for cut in cuts)],
+        rows,
+    )
+
+
+def _merged_share(
+    members: Sequence[Record], cut: str | None, share: tuple[str, str]
+) -> Interval | None:
+    found = [
+        (m["cell"]["seed"], m["merged_needles"]["row" if cut is None else "merged"])
+        for m in members
+    ]
+    values = [(seed, x if cut is None else x[cut]) for seed, x in found]
+    return seed_interval((seed, 100 * x[share[0]] / x[share[1]]) for seed, x in values)
+
+
+def _bits_sheet(records: Sequence[Record]) -> Sheet:
+    first: Mapping[str, Any] = records[0]["merged_bits"]
+    cuts = list(first["merged"])
+    rows = []
+    for record in records:
+        bits = record["merged_bits"]
+        figures = [bits["nothing"], bits["row"], *(bits["merged"][cut] for cut in cuts)]
+        layers = str(record["model"]["num_hidden_layers"])
+        rows.append([label_of(record["cell"]["model"]), layers, *(f"{x:.4f}" for x in figures)])
+    return Sheet(
+        f"Books: bits a character of the {first['scored']:,} after {first['read']:,} that were "
+        "read apart",
+        ["model", "layers", "nothing", "in a row", *(f"{cut} documents" for cut in cuts)],
+        rows,
+    )
+
+
+MERGED = Experiment(
+    name="merged",
+    title="Memories that add up",
+    about="What it costs to read documents apart and to add up their states, against reading them "
+    "in a row: needles spread over 2, 8 and 32 documents, by the models of the needle map; and "
+    "bits of books after a text that was cut into as many.",
+    cells=merged_cells,
+    summarise=summarise_merged,
+    uses=("needles",),
+)
+
+
+_RULER_TASK: dict[str, Any] = {
+    "name": "ruler",
+    "kind": "all",
+    "length": 4096,
+    "mixed": (1024, 2048, 4096),
+}
+_RULER: dict[str, Any] = {"lengths": (4096, 8192, 32_768, 131_072), "sequences": 220}
+
+
+def ruler_cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """One model for all eleven tasks; at paper size alone."""
+    if size == "laptop":
+        return []
+    rows = _ROWS[size]
+    return [
+        Cell(
+            experiment="ruler",
+            size=size,
+            model=model,
+            seed=0,
+            task={**_RULER_TASK, "seed": 0},
+            config=long_config(size, model),
+            training=_TRAINING[size],
+            after={"ruler": _RULER},
+        )
+        for model in rows
+    ]
+
+
+def summarise_ruler(records: Sequence[Record], size: Size) -> Summary:
+    """Answers by task at each length, and their average."""
+    if not records:
+        return Summary([])
+    sheets = []
+    for length in records[0]["ruler"]["scores"]:
+        tasks = list(records[0]["ruler"]["scores"][length])
+        rows = []
+        for row, members in by_row(records).items():
+            state = members[0]["ruler"]["state_numbers"][length]
+            counts = [m["ruler"]["scores"][length] for m in members]
+            shares = [
+                [100 * found[task][0] / max(1, found[task][1]) for task in tasks]
+                for found in counts
+            ]
+            means = [sum(column) / len(column) for column in zip(*shares, strict=True)]
+            average = sum(means) / len(means)
+            rows.append(
+                [label_of(row), f"{state:,}", f"{average:.1f}", *(f"{x:.0f}" for x in means)]
+            )
+        title = f"RULER's synthetic tasks in {int(length):,} tokens: answers right (%)"
+        sheets.append(Sheet(title, ["model", "state", "average", *tasks], rows))
+    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+    return Summary(sheets, notes=training_notes(records, paper=False), labels=labels)
+
+
+RULER_TABLE = Experiment(
+    name="ruler",
+    title="RULER's eleven synthetic tasks",
+    about="One model for all eleven, trained on texts of 1,024 to 4,096 tokens in a vocabulary of "
+    "words, the answers at the end, and tested to 131,072. An answer is right if all its tokens "
+    "are, given what stands before them.",
+    cells=ruler_cells,
+    summarise=summarise_ruler,
+)

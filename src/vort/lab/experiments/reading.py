@@ -1,0 +1,213 @@
+"""SCAN and bAbI: programs for commands, and answers about stories, from a user's files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vort.lab.experiments.cell import Cell, Size
+from vort.lab.experiments.experiment import Experiment, Record, Summary
+from vort.lab.experiments.models import MODELS, sized
+from vort.lab.experiments.scores import by_row, label_of, seed_interval, show, training_notes
+from vort.lab.report.tables import Sheet
+
+__all__ = ["BABI_TABLE", "SCAN_TABLE"]
+
+_ROWS = ("vort", "softmax", "exponential_learned_gated", "gla")
+_SEEDS = (0, 1, 2)
+_PARTS = ("simple", "length", "addprim_jump", "mcd1", "mcd2", "mcd3")
+_MODEL: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_scales": 8,
+    "use_entropy": False,
+    "tie_word_embeddings": False,
+}
+# Windows are short, lest they be memory enough.
+_SIZES: dict[str, dict[str, Any]] = {
+    "scan": {**_MODEL, "sliding_window": 8, "horizon": 64},
+    "babi": {**_MODEL, "sliding_window": 16, "horizon": 2048},
+}
+_TRAINING: dict[str, dict[str, Any]] = {
+    "scan": {"steps": 3000, "batch_size": 128, "learning_rate": 1e-3, "evaluation_batch_size": 256},
+    "babi": {"steps": 3000, "batch_size": 16, "learning_rate": 1e-3, "evaluation_batch_size": 32},
+}
+_ALIKE = {
+    "evaluation_sequences": 200,
+    "test_sequences": 0,
+    "checkpoint_every": 1000,
+    "record_steps": True,
+    "workers": 2,
+}
+FAILED = 5.0
+
+# Errors in percent by task, all tasks learned together from 10,000 questions each; means of runs.
+PUBLISHED: dict[str, tuple[float, ...]] = {
+    "DNC": (
+        *(9.0, 39.2, 39.6, 0.4, 1.5, 6.9, 9.8, 5.5, 7.7, 9.6),
+        *(3.3, 5.0, 3.1, 11.0, 27.2, 53.6, 32.4, 4.2, 64.6, 0.0),
+    ),
+    "EntNet": (
+        *(0.0, 15.3, 29.3, 0.1, 0.4, 0.6, 1.8, 1.5, 0.0, 0.1),
+        *(0.2, 0.0, 0.0, 7.3, 3.6, 53.3, 8.8, 1.3, 70.4, 0.0),
+    ),
+    "SDNC": (
+        *(0.0, 7.1, 9.4, 0.1, 0.9, 0.1, 1.6, 0.5, 0.0, 0.3),
+        *(0.0, 0.2, 0.1, 5.6, 3.6, 53.0, 12.4, 1.6, 30.8, 0.0),
+    ),
+}
+# Their means over tasks and tasks failed, as published: of runs, not of the means above.
+PUBLISHED_MEANS = {"DNC": ("16.7", "11.2"), "EntNet": ("9.7", "5.0"), "SDNC": ("6.4", "4.1")}
+SOURCE = (
+    "DNC (Graves et al. 2016), EntNet and SDNC, recurrent networks with a memory, trained on all "
+    "tasks together: as given by Franke et al. 2018 (arXiv 1807.02658, github.com/JoergFranke/ADNC)"
+)
+
+
+def _folder(data: Path | None, name: str) -> str | None:
+    """Where a user's folder of texts has this task's files: in it, or beside the books.
+
+    A folder that does not exist is one of no user: cells are only to be named.
+    """
+    if data is None:
+        return None
+    for place in (data / name, data.parent / name):
+        if place.is_dir():
+            return str(place)
+    return None if data.is_dir() else str(data.parent / name)
+
+
+def _cells(
+    name: str, size: Size, data: Path | None, settings: Sequence[dict[str, Any]]
+) -> list[Cell]:
+    """Cells at paper size, where there are files; the first seed of all before the second."""
+    source = _folder(data, name)
+    if size == "laptop" or source is None:
+        return []
+    found = []
+    for seed in _SEEDS:
+        for setting in settings:
+            for model in _ROWS:
+                config = sized(size, _SIZES[name], {}, MODELS[model].settings)
+                if config.get("memory") == "exponential":
+                    config["exponential_rate"] = None
+                found.append(
+                    Cell(
+                        experiment=name,
+                        size=size,
+                        model=model,
+                        seed=seed,
+                        task={"name": name, "source": source, **setting, "seed": seed},
+                        config=config,
+                        training={**_TRAINING[name], **_ALIKE},
+                        after={"exact": {}},
+                        tags=setting,
+                    )
+                )
+    return found
+
+
+def scan_cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """Six splits."""
+    return _cells("scan", size, data, [{"part": part} for part in _PARTS])
+
+
+def babi_cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """All twenty tasks together."""
+    return _cells("babi", size, data, [{}])
+
+
+def _labels(records: Sequence[Record]) -> dict[str, str]:
+    return {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+
+
+def summarise_scan(records: Sequence[Record], size: Size) -> Summary:
+    """Commands whose program is right whole, by split."""
+    if not records:
+        return Summary([], notes=["No results: --scale paper needs --data, with a folder scan/."])
+    rows = []
+    for row, members in by_row(records).items():
+        line = [label_of(row), f"{members[0]['state_numbers']:,}"]
+        for part in _PARTS:
+            over = seed_interval(
+                (m["cell"]["seed"], 100 * m["exact"]["all"]["exact"])
+                for m in members
+                if m["cell"]["part"] == part
+            )
+            line.append(show(over, 1))
+        rows.append(line)
+    title = "SCAN: commands whose actions are all right, with their end (%)"
+    sheet = Sheet(title, ["model", "state", *_PARTS], rows)
+    notes = [
+        "Next-token prediction, right given the answer so far, which is right if a model that "
+        "writes by itself gets it right.",
+        *training_notes(records, paper=False),
+    ]
+    return Summary([sheet], notes=notes, labels=_labels(records))
+
+
+def summarise_babi(records: Sequence[Record], size: Size) -> Summary:
+    """Errors by task, ours beside published ones."""
+    if not records:
+        return Summary([], notes=["No results: --scale paper needs --data, with a folder babi/."])
+    found = by_row(records)
+    errors = {
+        row: [
+            {
+                task: 100 - 100 * score["exact"]
+                for task, score in member["exact"].items()
+                if task.startswith("qa")
+            }
+            for member in members
+        ]
+        for row, members in found.items()
+    }
+    seeds = {row: [m["cell"]["seed"] for m in members] for row, members in found.items()}
+
+    def over(row: str, values: Sequence[float]) -> str:
+        return show(seed_interval(zip(seeds[row], values, strict=True)), 1)
+
+    tasks = list(next(iter(errors.values()))[0])
+    rows = [
+        [task, *(over(row, [e[task] for e in every]) for row, every in errors.items())]
+        + [f"{PUBLISHED[name][int(task[2:]) - 1]:.1f}" for name in PUBLISHED]
+        for task in tasks
+    ]
+    for place, (words, count) in enumerate((("mean", _mean), ("failed (> 5 %)", _failed))):
+        ours = [over(row, [count(e) for e in every]) for row, every in errors.items()]
+        rows.append([words, *ours, *(PUBLISHED_MEANS[name][place] for name in PUBLISHED)])
+    headings = ["task", *(label_of(row) for row in found), *PUBLISHED]
+    sheet = Sheet("bAbI, twenty tasks together: errors (%)", headings, rows)
+    lacking = records[0]["task"].get("lacking") or []
+    notes = [f"{SOURCE}.", *training_notes(records, paper=False)]
+    if lacking:
+        named = ", ".join(f"qa{task}" for task in lacking)
+        notes.append(f"Trained on the smaller release, 1,000 questions: {named}.")
+    return Summary([sheet], notes=notes, labels=_labels(records))
+
+
+def _mean(errors: dict[str, float]) -> float:
+    return sum(errors.values()) / len(errors)
+
+
+def _failed(errors: dict[str, float]) -> float:
+    return float(sum(error > FAILED for error in errors.values()))
+
+
+SCAN_TABLE = Experiment(
+    name="scan",
+    title="SCAN",
+    about='Commands like "jump around left twice" to sequences of actions, as next-token '
+    "prediction: a random split, longer programs than in training, a verb known alone, and three "
+    "splits of unlike compounds (MCD).",
+    cells=scan_cells,
+    summarise=summarise_scan,
+)
+BABI_TABLE = Experiment(
+    name="babi",
+    title="bAbI",
+    about="Twenty tasks of questions about stories, one model for all, 10,000 questions each; an "
+    "answer stands right after its question and is asked for there.",
+    cells=babi_cells,
+    summarise=summarise_babi,
+)
