@@ -12,6 +12,7 @@ from vort.lab.verdicts import (
     judge_difference,
     judge_equality,
     judge_figure,
+    judge_floor,
     judge_lead,
     judge_power,
     judge_sign,
@@ -48,6 +49,7 @@ def test_one_seed_decides_nothing_and_two_do_not_either(
     assert judge_difference(found, paper, 2.0) == "undecided"
     assert judge_equality([found, Of(0, 0)], 2.0) == "undecided"
     assert judge_lead([Of(100, 0), found]) == "undecided"
+    assert judge_floor([Of(100, 0), found], 2.0) == "undecided"
     assert judge_sign([found]) == "undecided"
     assert judge_power(found) == "undecided"
 
@@ -127,6 +129,14 @@ def test_a_lead_is_one_over_every_rival() -> None:
     assert judge_lead([ahead, open_]) == "undecided"
     assert judge_lead([ahead, behind]) == "does not hold"
     assert judge_lead([]) == "undecided"
+
+
+def test_a_floor_holds_where_no_interval_reaches_below_it() -> None:
+    at, open_, below = Of(95, 0), Of(96, 2), Of(90, 2)
+    assert judge_floor([at, Of(99, 1)], 95) == "holds"
+    assert judge_floor([at, open_], 95) == "undecided"
+    assert judge_floor([at, open_, below], 95) == "does not hold"
+    assert judge_floor([], 95) == "undecided"
 
 
 def test_the_sign_of_a_difference() -> None:

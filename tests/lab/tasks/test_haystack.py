@@ -448,3 +448,17 @@ def test_a_needle_sample_reserves_what_a_model_may_write() -> None:
     text = kit.coder.decode(sample.prompt)
     assert text.endswith(" mentioned in the text are")
     assert len(sample.expected) == 4
+
+
+def test_training_begins_with_fewer_needles_and_fewer_numbers() -> None:
+    task = MultiNeedle(length=200, needles=4, needles_from=1, asked="all", words=64, values=16)
+    labels = task.batch("train", range(60))["labels"]
+    counts = (labels >= 0).sum(1)
+    assert set(counts.tolist()) == {1, 2, 3, 4}
+    assert task.num_classes == 16
+    assert int(labels.max()) < 16
+    assert ((task.batch("test", range(8))["labels"] >= 0).sum(1) == 4).all()
+    with pytest.raises(ValueError, match=r"needles_from must lie in \[1, 4\]"):
+        MultiNeedle(length=200, needles=4, needles_from=5)
+    with pytest.raises(ValueError, match=r"values must lie in \[1, 1000\]"):
+        MultiNeedle(length=200, values=2000)

@@ -60,3 +60,21 @@ def test_power_law_gaps_are_mostly_short() -> None:
         batch = MQAR(length=256, pairs=8, gaps=gaps).batch("train", range(100))
         lags[gaps] = (batch["labels"] != IGNORED).nonzero()[:, 1].float().median().item()
     assert lags["power_law"] < lags["uniform"] / 2
+
+
+def test_mixed_sizes_are_scored_apart_and_end_where_they_say() -> None:
+    mixed = ((16, 2), (64, 20))
+    task = MQAR(length=64, vocabulary=64, mixed=mixed, train_sequences=None)
+    assert task.bucket_names == ("2 in 16", "20 in 64")
+    batch = task.batch("test", range(4))
+    asked = batch["labels"] != IGNORED
+    assert asked.sum(1).tolist() == [2, 20, 2, 20]
+    assert (asked[::2].nonzero()[:, 1] < 16).all()
+    assert batch["buckets"][asked].tolist() == [0, 0] + [1] * 20 + [0, 0] + [1] * 20
+    train = task.batch("train", range(40))
+    counts = (train["labels"] != IGNORED).sum(1)
+    assert set(counts.tolist()) == {2, 20}
+    with pytest.raises(ValueError, match="pairs must lie in"):
+        MQAR(length=64, mixed=((64, 30),))
+    with pytest.raises(ValueError, match="lengths be at most 64"):
+        MQAR(length=64, mixed=((128, 4),))
