@@ -304,3 +304,12 @@ def test_a_tied_head_stays_the_embedding() -> None:
     model = model_of()
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert needles().num_classes < needles().vocab_size
+
+
+@pytest.mark.parametrize("row", ["vort", "softmax"])
+def test_a_token_is_timed_after_a_long_text_whether_the_cache_grows_or_not(row: str) -> None:
+    model = model_of(row)
+    with torch.no_grad():
+        found = long_context._decoding(model, 4096, timed=4)
+    assert found["ms_per_token"] > 0
+    assert found["after"] == 4096

@@ -59,12 +59,11 @@ _ROWS: dict[Size, tuple[str, ...]] = {
 _TRAINING: dict[Size, dict[str, Any]] = {
     "laptop": {"steps": 200, "batch_size": 32, "evaluation_sequences": 60, "test_sequences": 0},
     "paper": {
-        "steps": 1500,
+        "steps": 1000,
         "batch_size": 64,
         "evaluation_sequences": 100,
         "test_sequences": 0,
-        "checkpoint_every": 500,
-        "record_steps": True,
+        "checkpoint_every": 250,
         "workers": 2,
     },
 }

@@ -90,13 +90,12 @@ _TRAINING: dict[Size, dict[str, Any]] = {
         "test_sequences": 0,
     },
     "paper": {
-        "steps": 1500,
+        "steps": 1000,
         "batch_size": 16,
         "learning_rate": 2e-3,
         "evaluation_sequences": 64,
         "test_sequences": 0,
-        "checkpoint_every": 500,
-        "record_steps": True,
+        "checkpoint_every": 250,
         "workers": 2,
     },
 }
@@ -237,6 +236,13 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         )
         for kind, words in _KINDS.items()
     ]
+    sheets.append(
+        Sheet(
+            "Texts with four needles: answers right (%)",
+            ["model", "state", *(f"{length:,}" for length in lengths)],
+            [_answers(row, members, lengths) for row, members in found.items()],
+        )
+    )
     trained = records[0]["task"]["length"]
     notes = [
         f"Trained on texts up to {trained:,} tokens with one to four needles, all asked for; read "
@@ -288,6 +294,21 @@ def _line(row: str, members: Sequence[Record], kind: str, lengths: Sequence[int]
         every = [x.mean for x in _places(members, kind, length) if x is not None]
         worst = f" ({min(every):.0f})" if every else ""
         line.append(show(_whole(members, kind, length), 1) + worst)
+    return line
+
+
+def _answers(row: str, members: Sequence[Record], lengths: Sequence[int]) -> list[str]:
+    """Answers that are right by themselves, whatever else of their text is."""
+    state = members[0]["needles"]["state_numbers"]
+    line = [_label(row), f"{state[max(state, key=int)]:,}"]
+    for length in lengths:
+        over = seed_interval(
+            (m["cell"]["seed"], 100 * found["answers"] / found["sequences"] / needles)
+            for m in members
+            for found, needles in [(m["needles"]["all"].get(str(length)), m["needles"]["needles"])]
+            if found is not None
+        )
+        line.append(show(over, 1))
     return line
 
 

@@ -36,7 +36,6 @@ _ALIKE = {
     "evaluation_sequences": 200,
     "test_sequences": 0,
     "checkpoint_every": 1000,
-    "record_steps": True,
     "workers": 2,
 }
 FAILED = 5.0

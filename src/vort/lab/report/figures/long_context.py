@@ -86,6 +86,9 @@ def draw_by_state(
                 places, values = zip(*sorted(points), strict=True)
                 width = 2.6 if label.startswith("VORT (") else 1.5
                 axis.plot(places, values, label=label, lw=width, **look)
-            axis.set(xscale="log", xlabel="state, bytes", ylim=(0, 102), title=title)
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(lambda x, place: f"{x / 1024:g}K")
+            axis.minorticks_off()
+            axis.set(xlabel="state, bytes", ylim=(0, 102), title=title)
         axes[0].set_ylabel("accuracy (%)")
         axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
