@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from vort.cli import app
 from vort.lab.report.figures import PAPER_FIGURES, Need, read_records, write_captions
-from vort.lab.report.figures.results import _lines
+from vort.lab.report.figures.results import line_looks
 from vort.lab.report.figures.style import canvas, figure
 
 runner = CliRunner(env={"TERM": "dumb"})
@@ -38,7 +38,7 @@ def cell(experiment: str, seed: int = 0, **measured: Any) -> dict[str, Any]:
 
 
 def test_of_two_curves_of_one_colour_dash_and_marker_differ() -> None:
-    looks = list(islice(_lines(), 28))
+    looks = list(islice(line_looks(), 28))
     for one, other in combinations(looks, 2):
         if one["color"] == other["color"]:
             assert one["ls"] != other["ls"]

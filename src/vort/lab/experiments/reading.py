@@ -138,8 +138,8 @@ def summarise_scan(records: Sequence[Record], size: Size) -> Summary:
     title = "SCAN: commands whose actions are all right, with their end (%)"
     sheet = Sheet(title, ["model", "state", *_PARTS], rows)
     notes = [
-        "Next-token prediction, right given the answer so far, which is right if a model that "
-        "writes by itself gets it right.",
+        "A program counts if each of its tokens is the likeliest after those before it: what a "
+        "model that writes by itself would write.",
         *training_notes(records, paper=False),
     ]
     return Summary([sheet], notes=notes, labels=_labels(records))
