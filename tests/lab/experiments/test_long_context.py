@@ -15,8 +15,8 @@ from vort.lab.experiments.long_context import merged_bits, merged_needles, needl
 from vort.lab.experiments.models import build_model
 from vort.lab.experiments.mqar import _best, _claims
 from vort.lab.experiments.needles import long_config
-from vort.lab.experiments.reading import PUBLISHED, PUBLISHED_MEANS
 from vort.lab.experiments.run import run_cell
+from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS
 from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task
 from vort.lab.training import TrainingConfig

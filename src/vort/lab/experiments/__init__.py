@@ -13,8 +13,8 @@ from vort.lab.experiments.mqar import MQAR_TABLE
 from vort.lab.experiments.needles import MERGED, NEEDLES, RULER_TABLE
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
-from vort.lab.experiments.reading import BABI_TABLE, SCAN_TABLE
 from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
+from vort.lab.experiments.scan_babi import BABI_TABLE, SCAN_TABLE
 
 __all__ = ["EXPERIMENTS"]
 
