@@ -65,8 +65,8 @@ def train(
 ) -> None:
     """Train a model on a text of your own (--text) or on a task, and say first what it takes.
 
-    Ctrl-C (or SIGTERM) saves and stops; `vort train --out OUT --resume` goes on. A model of text ends up in
-    OUT/model, for `vort generate OUT`, `vort lens OUT` and Hugging Face's from_pretrained.
+    Ctrl-C (or SIGTERM) saves and stops; `vort train --out OUT --resume` goes on. A model of text
+    ends up in OUT/model, for `vort generate OUT`, `vort lens OUT` and from_pretrained.
     """
     from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
     from vort.lab.training.lock import hold
