@@ -62,9 +62,8 @@ def test_a_cache_changes_nothing_in_a_hybrid(other: str) -> None:
     whole = model(given).logits
     cache = model.new_cache()
     assert cache.grows
-    parts = [model(given[:, :9], past_key_values=cache, use_cache=True).logits]
-    for t in range(9, 24):
-        parts.append(model(given[:, t : t + 1], past_key_values=cache, use_cache=True).logits)
+    pieces = [slice(0, 9), *(slice(t, t + 1) for t in range(9, 24))]
+    parts = [model(given[:, x], past_key_values=cache, use_cache=True).logits for x in pieces]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-4, rtol=1e-4)
     options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     cached, again = (model.generate(given, **options, use_cache=use) for use in (True, False))

@@ -18,6 +18,7 @@ from vort.lab.experiments.cell import Cell, RunFolder
 from vort.lab.experiments.look import by_order, reads, strip
 from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind, precision_of
 from vort.lab.experiments.models import build_model
+from vort.lab.experiments.reading import read_on
 from vort.lab.experiments.search import chosen_in
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
@@ -41,6 +42,7 @@ AFTER: dict[str, Callable[..., dict[str, Any]]] = {
     "strip": strip,
     "reads": reads,
     "by_order": by_order,
+    "reading": read_on,
 }
 
 

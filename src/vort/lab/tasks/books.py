@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -224,10 +224,54 @@ class Books(Task):
             starts = [texts.anywhere(stream(self.seed, self.name, split, i)) for i in indices]
         else:
             starts = texts.side_by_side[list(indices)].tolist()
+        return self._windows(texts, starts)
+
+    def within_documents(self, split: Split, most: int | None = None) -> list[tuple[int, int]]:
+        """(document, start in it) of windows side by side, each within one document of its own.
+
+        Documents too short for a window have none: nothing is joined here. Where a document has
+        room for more than `most`, these are spread over it.
+
+        >>> Books(length=20_000).within_documents("test", 1)[0]
+        (0, 0)
+        """
+        found = []
+        for document, length in enumerate(self._lengths(split)):
+            count = (length - 1) // self.length
+            kept = count if most is None else min(count, most)
+            places = [number * count // kept for number in range(kept)]
+            found += [(document, place * self.length) for place in places]
+        return found
+
+    def batch_at(self, split: Split, places: Sequence[tuple[int, int]]) -> Batch:
+        """The windows at places of `within_documents`, as `batch` gives those with indices."""
+        lengths = self._lengths(split)
+        begins = [0, *accumulate(lengths)]
+        for document, start in places:
+            if not 0 <= document < len(lengths) or not (
+                0 <= start < lengths[document] - self.length
+            ):
+                raise IndexError(
+                    f"places of split {split!r} must leave {self.length + 1} characters of a "
+                    f"document, got {(document, start)}"
+                )
+        return self._windows(self._texts[split], [begins[book] + start for book, start in places])
+
+    def _lengths(self, split: Split) -> list[int]:
+        """Tokens of each document."""
+        check_split(split)
+        if self.packed is not None:
+            return list(self.packed.lengths(split))
+        marks = 1 if self.marks else 0
+        documents = self.corpus[split]
+        return [len(x.text) + marks * (int(x.begins) + int(x.ends)) for x in documents]
+
+    def _windows(self, texts: "_Texts", starts: Sequence[int]) -> Batch:
+        """The windows that begin at these tokens of a split."""
         offsets = np.asarray(starts, dtype=np.int64)[:, None] + np.arange(self.length + 1)
         windows = torch.from_numpy(texts.text[offsets].astype(np.int64))
         positions = np.searchsorted(self.bounds, np.arange(self.length), side="right")
-        rows = torch.from_numpy(positions.astype(np.int8)).expand(len(indices), -1)
+        rows = torch.from_numpy(positions.astype(np.int8)).expand(len(starts), -1)
         batch: Batch = {
             "input_ids": windows[:, :-1],
             "labels": windows[:, 1:],
