@@ -307,7 +307,7 @@ def _level(planned: Mapping[str, _Row], lengths: Sequence[int]) -> list[Claim]:
     longest = lengths[-1]
     for (length, horizon), by_seed in planned.get("vort", {}).items():
         names = next(iter(by_seed.values())).classes
-        early = f"-{8192}" if "-8192" in names else names[len(names) // 2]
+        early = "-8192" if "-8192" in names else names[(len(names) - 1) // 2]
         if length != longest or early == names[-2]:
             continue
         rise = between_classes(by_seed, names[-2], early)

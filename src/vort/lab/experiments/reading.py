@@ -79,15 +79,14 @@ def read_on(
     recalibrates = any(isinstance(memory, VortMemory) for memory in model.model.memories)
     found = []
     for length in lengths:
-        windows = task.of_length(length)
-        places = windows.within_documents("test", (most or {}).get(str(length)))
+        places = task.within_documents("test", length, (most or {}).get(str(length)))
         places = [place for place in places if documents is None or place[0] < documents]
         horizons = [None, length] if recalibrates and length > trained else [None]
         for horizon in horizons:
             if horizon is not None:
                 model.model.set_horizon(horizon)
             try:
-                bits = _bits(model, windows, places, config, bounds)
+                bits = _bits(model, task, places, length, config, bounds)
             finally:
                 if horizon is not None:
                     model.model.set_horizon(trained)
@@ -103,17 +102,18 @@ def _bits(
     model: Any,
     task: Books,
     places: Sequence[tuple[int, int]],
+    length: int,
     config: Any,
     bounds: Sequence[int],
 ) -> list[list[float]]:
     """Of each window, the bits of every class."""
     device = next(model.parameters()).device
     model.eval()
-    widths = [int(width) for width in _widths(task.length, bounds)]
-    rows = max(1, _TOGETHER // task.length)
+    widths = [int(width) for width in _widths(length, bounds)]
+    rows = max(1, _TOGETHER // length)
     found: list[list[float]] = []
     for first in range(0, len(places), rows):
-        batch = task.batch_at("test", places[first : first + rows])
+        batch = task.batch_at("test", places[first : first + rows], length)
         ids, labels = batch["input_ids"].to(device), batch["labels"].to(device)
         with precision_of(config):
             logits = model(ids, use_cache=False).logits[..., : task.num_classes]
