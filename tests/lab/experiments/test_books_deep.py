@@ -231,3 +231,24 @@ def test_claims_follow_from_pairs(more: float, expected: str) -> None:
     assert "as trained" in level[0].states
     assert "its horizon set to 131,072" in level[1].states
     assert "up to 131,072 than at those up to 8192" in level[0].states
+
+
+def test_the_order_of_rows_in_wider_models_stands_beside_that_in_narrower_ones() -> None:
+    more = {"vort": 0.0, "gla": 0.02, "none": 0.03}
+    wider = {"vort": 0.0, "gla": 0.03, "none": 0.02}
+    records = [
+        {**fake(cell, bits[cell.model]), "experiment": experiment.name}
+        for experiment, bits in ((DEEP, more), (DEEPER, wider))
+        for cell in experiment.cells("paper", BOOKS)
+        if cell.model in bits
+    ]
+    last = DEEP.summarise(records, "paper").sheets[-1]
+    assert last.title == "Order of the rows, bits over all positions"
+    places = [(row[0], row[2], row[4]) for row in last.rows]
+    assert places == [("VORT (ours)", "1", "1"), ("GLA", "2", "3"), ("no memory", "3", "2")]
+    # What is of one size alone has no order to compare, and its tables stay its own.
+    alone = DEEP.summarise([r for r in records if r["experiment"] == "books_deep"], "paper")
+    assert "Order" not in alone.sheets[-1].title
+    assert [sheet.title for sheet in alone.sheets] == [
+        sheet.title for sheet in DEEP.summarise(records, "paper").sheets[:-1]
+    ]

@@ -1,6 +1,7 @@
 """Tables books-deep: deep models on books, read far beyond the length they were trained at."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,53 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     return Summary(sheets, claims, figures, _notes(records, size), labels)
 
 
+def _with_order(records: Sequence[Record], size: Size) -> Summary:
+    """The summary of the narrower models, and how the rows stand in the wider ones."""
+    wide = [r for r in records if r.get("experiment") == "books_deeper"]
+    own = [r for r in records if r.get("experiment") != "books_deeper"]
+    summary = summarise(own, size)
+    if not own or not wide:
+        return summary
+    return replace(summary, sheets=[*summary.sheets, *_order_sheet(own, wide)])
+
+
+def _order_sheet(narrow: Sequence[Record], wide: Sequence[Record]) -> list[Sheet]:
+    """Rows by their bits over all positions, in models of both sizes; none that one lacks."""
+    trained = narrow[0]["task"]["length"]
+    bits: list[dict[str, float]] = []
+    for records in (narrow, wide):
+        found = {row: _of_row(members) for row, members in by_row(as_planned(records)).items()}
+        lengths = sorted({length for kept in found.values() for length, _ in kept})
+        key = (_judged(lengths, trained), None)
+        bits.append(
+            {
+                row: sum(r.mean()["all"] for r in kept[key].values()) / len(kept[key])
+                for row, kept in found.items()
+                if key in kept
+            }
+        )
+    shared = [row for row in bits[0] if row in bits[1]]
+    places = [sorted(shared, key=each.__getitem__) for each in bits]
+    lines = [
+        [
+            label_of(row),
+            *(
+                cell
+                for each, order in zip(bits, places, strict=True)
+                for cell in (f"{each[row]:.4f}", f"{order.index(row) + 1}")
+            ),
+        ]
+        for row in places[0]
+    ]
+    headings = ["model", "4 layers of 256", "place", "8 layers of 512", "place"]
+    return [Sheet("Order of the rows, bits over all positions", headings, lines)] if lines else []
+
+
+def _judged(lengths: Sequence[int], trained: int) -> int:
+    """The length that claims are about: where positions beyond the trained one are many."""
+    return next((length for length in lengths if length > trained), trained)
+
+
 # Readings of a row by length and horizon, each by seed.
 _Row = dict[tuple[int, int | None], dict[int, Reading]]
 
@@ -257,8 +305,7 @@ def _shown(difference: Difference) -> str:
 def _claims(planned: Mapping[str, _Row], lengths: Sequence[int], trained: int) -> list[Claim]:
     """A lead in every class over rivals of linear time, one far out over attention, and a level."""
     claims = []
-    # Where positions beyond the trained length are many, and so are windows.
-    length = next((x for x in lengths if x > trained), trained)
+    length = _judged(lengths, trained)
     ours = planned.get("vort", {}).get((length, None), {})
     for rival in LINEAR:
         found = differences(ours, planned.get(rival, {}).get((length, None), {}))
@@ -373,7 +420,8 @@ BOOKS_DEEP = Experiment(
     "long, each from one book. VORT is read twice, as it was trained and with its horizon set to "
     "the length of the windows; no weight is changed for it.",
     cells=partial(cells, "books_deep"),
-    summarise=summarise,
+    summarise=_with_order,
+    uses=("books_deeper",),
     searchable=True,
 )
 BOOKS_DEEPER = Experiment(
