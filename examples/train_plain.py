@@ -38,10 +38,10 @@ options.add_argument("--width", type=int, default=256)
 given = options.parse_args()
 
 kind = "cuda" if torch.cuda.is_available() else "cpu"
-dist.init_process_group("nccl" if kind == "cuda" else "gloo")
 device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else None)
 if kind == "cuda":
     torch.cuda.set_device(device)
+dist.init_process_group(device_id=device if kind == "cuda" else None)
 shape = (dist.get_world_size() // given.context, given.context)
 mesh = init_device_mesh(kind, shape, mesh_dim_names=("data", "context"))
 everyone = mesh["data", "context"]._flatten("all")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         retention_step,
         shared_basis,
     )
+    from vort.pretrained import pretrained_path
 
 __all__ = [
     "ByteTokenizer",
@@ -51,12 +52,13 @@ __all__ = [
     "feature_map",
     "local_attention",
     "paper_banks",
+    "pretrained_path",
     "retention",
     "retention_step",
     "shared_basis",
 ]
 # Each after those it builds on, so that what needs torch alone loads nothing more.
-_ROOMS = ("fractional", "ops", "memories", "layers", "models")
+_ROOMS = ("pretrained", "fractional", "ops", "memories", "layers", "models")
 
 
 def __getattr__(name: str) -> Any:

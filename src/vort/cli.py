@@ -11,7 +11,7 @@ try:
     from vort.lab.commands.command import Command
     from vort.lab.commands.eval import evaluate
     from vort.lab.commands.figures import figures, report
-    from vort.lab.commands.generate import generate
+    from vort.lab.commands.generate import chat, generate
     from vort.lab.commands.kernel import kernel
     from vort.lab.commands.lens import lens
     from vort.lab.commands.plan import plan
@@ -27,6 +27,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "generate": generate,
+    "chat": chat,
     "lens": lens,
     "eval": evaluate,
     "plan": plan,

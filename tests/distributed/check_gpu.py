@@ -1,6 +1,6 @@
 """Context parallel on a GPU, by the kernels: run by hand, it needs a device and a minute.
 
-    python tests/distributed/check_gpu.py [--device cpu]
+    python tests/distributed/check_gpu.py [--device cpu] [--only padded]
 
 First one process in an NCCL group of its own: the model with a cut that is none gives the loss and
 gradients of the model without, in bf16 and float32. Then two processes on the same device, which
@@ -92,7 +92,7 @@ def through_host() -> None:
     exchange._shift, exchange._gather = shift_on_host, gather_on_host
 
 
-def half(rank: int, file: str, device: str, answers: Any) -> None:
+def half(rank: int, file: str, device: str, only: str, answers: Any) -> None:
     """One of two ranks: their loss, and the mean of their gradients."""
     torch.set_num_threads(1)
     through_host()
@@ -100,6 +100,8 @@ def half(rank: int, file: str, device: str, answers: Any) -> None:
     mesh = DeviceMesh("cpu", [0, 1])
     good = True
     for memory, kind, dtype in CASES:
+        if only not in f"{memory}, {kind}":
+            continue
         model, batch = model_of(dtype, device, memory), batch_of(kind, device)
         expected = step(model, batch) if rank == 0 else None
         model.zero_grad()
@@ -124,9 +126,13 @@ CASES = [
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--device", default="cuda")
-    device, began, good = options.parse_args().device, time.perf_counter(), True
+    options.add_argument("--only", default="", help="of two ranks, cases with this in their name")
+    given = options.parse_args()
+    device, began, good = given.device, time.perf_counter(), True
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
-    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=0, world_size=1)
+    whose = torch.device(device, 0) if device == "cuda" else None
+    backend = "gloo" if whose is None else "nccl"
+    dist.init_process_group(backend, rank=0, world_size=1, device_id=whose)
     mesh = DeviceMesh(device, [0])
     for dtype in LIMITS:
         model, batch = model_of(dtype, device, "vort"), batch_of("packed", device)
@@ -137,8 +143,8 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     answers: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        given = (str(Path(folder) / "meeting"), device, answers)
-        ranks = [context.Process(target=half, args=(rank, *given)) for rank in (0, 1)]
+        shared = (str(Path(folder) / "meeting"), device, given.only, answers)
+        ranks = [context.Process(target=half, args=(rank, *shared)) for rank in (0, 1)]
         for process in ranks:
             process.start()
         for process in ranks:

@@ -8,7 +8,10 @@ import pytest
 from tests.distributed import jobs
 from tests.distributed.processes import run
 
-MEMORIES = ("vort", "mixture", "exponential", "gla", "uniform_power_law", "linear", "gla_scales")
+MEMORIES = (
+    *("vort", "mixture", "exponential", "gla", "uniform_power_law", "linear", "gla_scales"),
+    "mamba2",
+)
 KINDS = ("rows", "padded", "packed")
 # Constant decays, and learned ones across borders; the others are slow tests.
 QUICK = {("vort", "rows"), ("mixture", "packed")}

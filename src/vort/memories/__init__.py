@@ -5,8 +5,10 @@ its place in the same layer: `VortAttention(memory="mixture")`, `VortConfig(memo
 """
 
 from vort.memories.exponential import ExponentialMemory, LinearMemory
+from vort.memories.gated_delta import GatedDeltaMemory
 from vort.memories.gla import GatedLinearMemory, GatedScalesMemory
 from vort.memories.interface import Along, Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.mamba2 import Mamba2Memory
 from vort.memories.mixture import MixtureMemory
 from vort.memories.none import NoMemory
 from vort.memories.power_law import ExactPowerLawMemory, UniformPowerLawMemory
@@ -21,11 +23,13 @@ __all__ = [
     "Along",
     "ExactPowerLawMemory",
     "ExponentialMemory",
+    "GatedDeltaMemory",
     "GatedLinearMemory",
     "GatedScalesMemory",
     "Gates",
     "LayerSettings",
     "LinearMemory",
+    "Mamba2Memory",
     "Memory",
     "MemoryInputs",
     "MemoryOutput",
@@ -50,6 +54,8 @@ MEMORIES: dict[str, type[Memory]] = {
     "gla": GatedLinearMemory,
     "linear": LinearMemory,
     "gla_scales": GatedScalesMemory,
+    "mamba2": Mamba2Memory,
+    "gated_delta": GatedDeltaMemory,
     "none": NoMemory,
     "exact_power_law": ExactPowerLawMemory,
 }

@@ -8,8 +8,10 @@ start of the later block, and within a block of 16 the difference is formed befo
 Two memories have it: as its authors wrote it, and with VORT's state, feature map and gates.
 """
 
+import importlib
 import importlib.util
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -28,7 +30,15 @@ from vort.memories.retention_memory import (
 from vort.memories.settings import LayerSettings
 from vort.ops.retention import DEFAULT_EPS
 
-__all__ = ["GatedLinearMemory", "GatedScalesMemory", "gla_chunk", "gla_exact"]
+__all__ = [
+    "GatedLinearMemory",
+    "GatedScalesMemory",
+    "each_sequence",
+    "fla_kernels",
+    "gla_chunk",
+    "gla_exact",
+    "in_chunks",
+]
 
 GATE_RANK = 16  # of the projection behind the gates
 GATE_POWER = 16.0  # how much slower than a sigmoid a gate forgets
@@ -203,18 +213,25 @@ def _log_gates(logits: Tensor) -> Tensor:
     return F.logsigmoid(widen(logits)) / GATE_POWER
 
 
-def _fla_kernel(q: Tensor) -> Any:
-    """flash-linear-attention's op for a GPU, if it is installed."""
+def fla_kernels(q: Tensor, module: str) -> Any:
+    """flash-linear-attention's module of ops, such as "fla.ops.gla", if it runs for tensors like q.
+
+    None: the tensors are on no GPU, or it is not installed.
+    """
     if q.device.type != "cuda" or importlib.util.find_spec("fla") is None:
         return None
-    from fla.ops.gla import chunk_gla, fused_recurrent_gla
+    return importlib.import_module(module)
 
-    if q.shape[1] > 1:
-        return chunk_gla
+
+def _fla_kernel(q: Tensor) -> Any:
+    """Their op for a GPU, if it is there."""
+    ops = fla_kernels(q, "fla.ops.gla")
+    if ops is None or q.shape[1] > 1:
+        return None if ops is None else ops.chunk_gla
 
     def one_step(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, **options: Any) -> Any:
         # The two kernels name the gate differently.
-        return fused_recurrent_gla(q, k, v, gk=log_gate, **options)
+        return ops.fused_recurrent_gla(q, k, v, gk=log_gate, **options)
 
     return one_step
 
@@ -240,17 +257,43 @@ def gla_chunk(
     >>> o.shape, state.shape
     (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
     """
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q, k, v, log_gate = (x.to(dtype) for x in (q, k, v, log_gate))
+    options = (initial_state, output_final_state, cu_seqlens)
+    return each_sequence(_sequence, (q, k, v, log_gate), scale, *options)
+
+
+# Tensors `[B, T, H, ...]`, the first of them queries, and a state, to outputs and a state.
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+
+
+def each_sequence(
+    run: Recurrence,
+    tensors: tuple[Tensor, ...],
+    scale: float,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """A recurrence of whole sequences, called as flash-linear-attention's ops are.
+
+    Args:
+        run: outputs and the last state from the tensors of rows and the state before, or None.
+        tensors: `[B, T, H, ...]`, queries first; widened to float32 at least.
+        scale: of the queries.
+        initial_state: `[N, H, D, V]`.
+        output_final_state: whether the last states are wanted.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1.
+    """
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    q, *rest = (x.to(dtype) for x in tensors)
     with torch.autocast(q.device.type, enabled=False):
         if cu_seqlens is None:
-            o, state = _sequence(q * scale, k, v, log_gate, initial_state)
+            o, state = run(q * scale, *rest, initial_state)
             return o, state if output_final_state else None
         outputs, states = [], []
         for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
-            a, b, c, d = (x[:, start:stop] for x in (q * scale, k, v, log_gate))
+            parts = [x[:, start:stop] for x in (q * scale, *rest)]
             before = None if initial_state is None else initial_state[index : index + 1]
-            o, state = _sequence(a, b, c, d, before)
+            o, state = run(*parts, before)
             outputs.append(o)
             states.append(state)
         return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
@@ -273,13 +316,7 @@ def _sequence(
     state = state.to(q.dtype)
     if length == 0:
         return torch.zeros_like(v), state
-    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
-    tail = -length % chunk
-    # [B, H, chunks, chunk, ·]; a padded step has gate 1 and no key, so it changes nothing.
-    q, k, v, log_gate = (
-        F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
-        for x in (q, k, v, log_gate)
-    )
+    q, k, v, log_gate = in_chunks(q, k, v, log_gate)
     total = log_gate.cumsum(-2)
     o = _within(q, k, log_gate, total) @ v
     last = total[..., -1:, :]
@@ -291,6 +328,20 @@ def _sequence(
         state = state * kept[:, :, index] + added[:, :, index]
     o = o + (q * total.exp()) @ torch.stack(starts, 2)
     return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
+
+
+def in_chunks(*tensors: Tensor) -> list[Tensor]:
+    """Tensors `[B, T, H, ·]` as `[B, H, chunks, chunk, ·]`, zeros behind the last step.
+
+    A step of zeros has gate 1 and no key, so it changes nothing.
+    """
+    length = tensors[0].shape[1]
+    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
+    tail = -length % chunk
+    return [
+        F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+        for x in tensors
+    ]
 
 
 def _within(q: Tensor, k: Tensor, log_gate: Tensor, total: Tensor) -> Tensor:

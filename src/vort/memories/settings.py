@@ -48,15 +48,15 @@ class LayerSettings:
             attention.
         rope_theta: base of RoPE in local (and full) attention; None: no RoPE.
         memory: "vort", or a rival: "exponential", "mixture", "uniform_power_law",
-            "exact_power_law", "linear", "softmax", "gla", "gla_scales", "none" (see
-            `vort.memories.MEMORIES`).
+            "exact_power_law", "linear", "softmax", "gla", "gla_scales", "mamba2", "gated_delta",
+            "none" (see `vort.memories.MEMORIES`). For one by layer see `VortConfig`.
         routing: "continuous" writes to one basis of rates that all orders share; "banks" writes to
             the nearest of `num_banks` fixed orders (eq. bank-update), straight-through in training.
         horizon: largest lag the kernels are made for; see `VortAttention.set_horizon`. Rates of
             "exponential" and "mixture" start spread up to it.
         num_scales: time scales of a memory, each with a state of its own: rates of the basis, of
-            each bank, of memory="mixture" or "gla_scales". "exponential", "linear", "gla" and
-            "softmax" have none to choose.
+            each bank, of memory="mixture" or "gla_scales". "exponential", "linear", "gla",
+            "mamba2", "gated_delta" and "softmax" have none to choose.
             `PowerLawBasis.fit(horizon, tolerance=...).terms` says how many an error takes.
         num_banks: banks (K of eq. bank-update), where routing="banks".
         order_min: lowest order.

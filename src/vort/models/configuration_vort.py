@@ -3,6 +3,7 @@
 # transformers leaves its own hooks untyped.
 # mypy: disable-error-code="no-untyped-call"
 
+from copy import copy
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
-from vort.memories import PAPER, LayerSettings
+from vort.memories import MEMORIES, PAPER, LayerSettings
 from vort.models.folder import AUTO_MAP, check_files, teach_peft, write_code
-from vort.names import refuse_unknown
+from vort.names import check_choice, refuse_unknown
 
 __all__ = ["VortConfig"]
 
@@ -53,6 +54,9 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         intermediate_size: width of the gated MLP, before match_parameters; 8/3 hidden_size in
             multiples of 32 by default.
         num_hidden_layers: blocks.
+        layer_memories: memories of the layers from the first on, begun anew until all have one:
+            ["vort", "vort", "vort", "softmax"] is full attention in every fourth layer. None: all
+            have `memory`, which is otherwise the first of these.
         max_position_embeddings: length the model is meant for. Nothing in it ends there.
         match_parameters: correct the width of the MLP so that models of the same sizes have
             equally many parameters, whatever the memory and its options; see `mlp_width`.
@@ -75,6 +79,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
     vocab_size: int = 259
     intermediate_size: int | None = None
     num_hidden_layers: int = 4
+    layer_memories: list[str] | None = None
     max_position_embeddings: int = 8192
     match_parameters: bool = True
     mlp_size: int | None = None
@@ -93,6 +98,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         passed_on = _BOOKKEEPING | set(GenerationConfig().to_dict())
         unknown = [key for key in kwargs if key not in passed_on]
         refuse_unknown("VortConfig", unknown, [x.name for x in fields(self)], ValueError)
+        self._name_memories()
         LayerSettings.__post_init__(self)
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
@@ -100,6 +106,46 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         PreTrainedConfig.__post_init__(self, **kwargs)
         for name, value in added.items():
             setattr(self, name, value)
+
+    def _name_memories(self) -> None:
+        """Refuse layers' memories that there are not; `memory` is one of them."""
+        names = self.layer_memories
+        if names is None:
+            return
+        if not 0 < len(names) <= self.num_hidden_layers:
+            raise ValueError(
+                f"layer_memories must name 1 to {self.num_hidden_layers} memories, one for each "
+                f"layer or for the first of them, got {len(names)}"
+            )
+        for name in names:
+            check_choice("layer_memories", name, MEMORIES)
+        if self.memory not in names:
+            if self.memory != LayerSettings.memory:
+                shown = ", ".join(map(repr, names))
+                raise ValueError(
+                    f"memory must be among layer_memories ({shown}), or left out, "
+                    f"got {self.memory!r}"
+                )
+            self.memory = names[0]
+
+    def memory_of(self, layer: int) -> str:
+        """The name of a layer's memory.
+
+        >>> config = VortConfig(num_hidden_layers=5, layer_memories=["gla", "gla", "softmax"])
+        >>> [config.memory_of(layer) for layer in range(5)]
+        ['gla', 'gla', 'softmax', 'gla', 'gla']
+        """
+        names = self.layer_memories
+        return self.memory if names is None else names[layer % len(names)]
+
+    def of_layer(self, layer: int) -> "VortConfig":
+        """What a layer is made from: the same settings, with its own memory."""
+        name = self.memory_of(layer)
+        if name == self.memory:
+            return self
+        own = copy(self)
+        own.memory = name
+        return own
 
     def _check_room(self) -> None:
         """Refuse sizes that nobody means."""

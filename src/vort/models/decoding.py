@@ -145,13 +145,12 @@ def can_record(model: Any, tokens: Tensor) -> bool:
 
 def is_steady(model: Any) -> bool:
     """Whether the model's calls are the same launches every time, into states of fixed size."""
-    memory = model.model.layers[0].self_attn.memory
-    return isinstance(model.lm_head, nn.Linear) and memory.records_steps
+    steady = all(memory.records_steps for memory in model.model.memories)
+    return isinstance(model.lm_head, nn.Linear) and steady
 
 
 def fingerprint(model: Any) -> int:
     """Of weights, by place and version, and of horizons: a recording knows no others."""
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
-    memories = [block.self_attn.memory for block in model.model.layers]
-    horizons = [getattr(getattr(m, "router", m), "horizon", None) for m in memories]
+    horizons = [getattr(getattr(m, "router", m), "horizon", None) for m in model.model.memories]
     return hash((*weights, *horizons))

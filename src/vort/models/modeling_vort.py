@@ -101,7 +101,7 @@ class VortBlock(GradientCheckpointingLayer):
     def __init__(self, config: VortConfig, layer_idx: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = VortAttention(config, layer_idx=layer_idx)
+        self.self_attn = VortAttention(config.of_layer(layer_idx), layer_idx=layer_idx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = VortMLP(config.hidden_size, mlp_width(config))
 
@@ -245,32 +245,40 @@ class VortModel(VortPreTrainedModel):
         """Re-calibrate all layers for lags up to `horizon`, weights unchanged.
 
         See `Router.set_horizon` for what changes. The horizon is saved with the model; caches made
-        before are void.
+        before are void. Where layers differ, those without one stay as they are.
         """
-        for block in self.layers:
-            assert isinstance(block, VortBlock)
-            block.self_attn.set_horizon(horizon)
+        made_for_one = [m for m in self.memories if type(m).set_horizon is not Memory.set_horizon]
+        for memory in made_for_one or self.memories:
+            memory.set_horizon(horizon)
         self.config.horizon = horizon
 
     @property
+    def memories(self) -> list[Memory]:
+        """What each layer keeps of the past."""
+        blocks: Any = self.layers
+        return [block.self_attn.memory for block in blocks]
+
+    @property
     def memory(self) -> Memory:
-        """What layers keep of the past, the first layer's: they are all of one kind."""
-        block = self.layers[0]
-        assert isinstance(block, VortBlock)
-        return block.self_attn.memory
+        """What layers keep of the past, the first layer's; see `memories`."""
+        return self.memories[0]
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a state stands for the past in every layer."""
+        return all(memory.keeps_state for memory in self.memories)
 
     def new_cache(
         self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
     ) -> VortCache:
         """An empty cache for `past_key_values`; its arguments as `VortCache` has them."""
-        decays = all(block.self_attn.memory.records_steps for block in self.layers)  # type: ignore[union-attr]
+        decays = all(memory.records_steps for memory in self.memories)
         if state_dtype != torch.float32 and not decays:
             raise ValueError(
                 f"state_dtype={state_dtype} needs a memory of decaying states, such as "
-                f"memory='vort', got memory={self.config.memory!r}"
+                f"memory='vort', got {_memory_in_words(self.config)}"
             )
-        memory = self.memory
-        grows = memory.state_size(1) != memory.state_size(0)
+        grows = any(memory.state_size(1) != memory.state_size(0) for memory in self.memories)
         layers = self.config.num_hidden_layers
         return VortCache(layers, static=static, state_dtype=state_dtype, grows=grows)
 
@@ -324,7 +332,7 @@ class VortModel(VortPreTrainedModel):
             hidden, mask, past_key_values, cu_seqlens, position_ids, seq_idx, kwargs
         )
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and self.memory.keeps_state
+            use_cache = self.config.use_cache and not self.training and self.keeps_state
             use_cache = use_cache and (packing is None or cu_seqlens is not None)
         if self.gradient_checkpointing and self.training:
             use_cache = False
@@ -498,7 +506,7 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         if alone and quiet and entity_mask is None and use_cache is not False:
             replayed = self._replay(input_ids, attention_mask, past_key_values)
             last = isinstance(logits_to_keep, int) and logits_to_keep == 1
-            keeps = (use_cache or self.config.use_cache) and self.model.memory.keeps_state
+            keeps = (use_cache or self.config.use_cache) and self.model.keeps_state
             if replayed is None and last and keeps:
                 given = (input_ids, attention_mask, past_key_values)
                 replayed, past_key_values = self._read_prompt(*given)
@@ -623,7 +631,7 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         given = model_kwargs.get("past_key_values")
         if given is not None and not isinstance(given, VortCache):
             raise TypeError(_wrong_cache(given))
-        if not self.model.memory.keeps_state:
+        if not self.model.keeps_state:
             # Every token is then read anew with all before it.
             generation_config.use_cache = model_kwargs["use_cache"] = False
         if given is None and generation_config.use_cache is not False:
@@ -697,7 +705,8 @@ def mlp_width(config: VortConfig) -> int:
     Memories and options differ in parameters by several percent in small models. With
     `match_parameters` a layer has as many as one of the same sizes with all options at their
     defaults: what its attention has more, its MLP has less. Widths are multiples of 8, which
-    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %.
+    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %. Layers of
+    several memories (`layer_memories`) have one width: the model is as large, not each layer.
 
     >>> mlp_width(VortConfig()) == VortConfig().intermediate_size
     True
@@ -717,7 +726,8 @@ def mlp_width(config: VortConfig) -> int:
         head_dim=config.head_dim,
         attention_bias=config.attention_bias,
     )
-    missing = _parameters_of_attention(default) - _parameters_of_attention(config)
+    attention = _parameters_of_attention(config)
+    missing = _parameters_of_attention(default) - attention
     matched = width + round(missing / (3 * config.hidden_size))
     if matched < 1:
         raise ValueError(
@@ -726,13 +736,27 @@ def mlp_width(config: VortConfig) -> int:
         )
     rounded = max(8, 8 * round(matched / 8))
     unit = 3 * config.hidden_size
-    whole = _parameters_of_attention(config) + matched * unit
+    whole = attention + matched * unit
     return rounded if abs(rounded - matched) * unit < 0.01 * whole else matched
 
 
 def _parameters_of_attention(config: VortConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in VortAttention(config).parameters())
+    """Of a layer; where layers differ, of the mean one."""
+    layers = range(config.num_hidden_layers if config.layer_memories else 1)
+    counts: dict[str, int] = {}
+    for layer in layers:
+        name = config.memory_of(layer)
+        if name not in counts:
+            with torch.device("meta"):
+                made = VortAttention(config.of_layer(layer))
+            counts[name] = sum(parameter.numel() for parameter in made.parameters())
+    return round(sum(counts[config.memory_of(layer)] for layer in layers) / len(layers))
+
+
+def _memory_in_words(config: VortConfig) -> str:
+    if config.layer_memories is None:
+        return f"memory={config.memory!r}"
+    return f"layer_memories={config.layer_memories!r}"
 
 
 def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:

@@ -28,6 +28,7 @@ HEADS, COLUMNS, WHOLE, LAYER = "vort_heads", "vort_columns", "vort_whole", "vort
 _ATTENTION = "layers.*.self_attn"
 # Where the parameters of a memory have heads along their first axis; all others are whole.
 _GATES = ("gates.write", "gates.read")
+_DECAY = ("gate_decay.step", "gate_decay.step_bias", "gate_decay.log_rate")
 _MEMORIES: dict[str, tuple[str, ...]] = {
     "vort": ("router.order", *(f"router.{name}" for name in _GATES)),
     "exponential": ("log_rate", *_GATES),
@@ -37,9 +38,13 @@ _MEMORIES: dict[str, tuple[str, ...]] = {
     "exact_power_law": _GATES,
     "gla": ("gate_out",),
     "gla_scales": ("gate_out", *_GATES),
+    "mamba2": _DECAY,
+    "gated_delta": (*_DECAY, "gate_write"),
     "softmax": (),
     "none": (),
 }
+# Memories that take queries and keys as they are.
+_UNMAPPED = ("gla", "mamba2", "gated_delta", "softmax", "none")
 _SHARED = {
     "uniform_power_law": ("order_logit",),
     "exact_power_law": ("order_logit",),
@@ -62,7 +67,8 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
     mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
     mlp = {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
     mlp["embed_tokens"] = "embedding_rowwise"
-    if memory not in _MEMORIES:
+    # A plan names modules of all layers at once: layers that differ keep their heads together too.
+    if memory not in _MEMORIES or getattr(s, "layer_memories", None) is not None:
         return mlp
     several = s.num_scales > 1 and memory not in ("exponential", "linear")
     absent = {
@@ -73,7 +79,7 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
     own = ["q_proj", "k_proj", "v_proj", *["g_proj"] * s.output_gate]
     there = (x for x in _MEMORIES[memory] if not absent.get(x.removeprefix("router."), False))
     own += [f"memory.{name}" for name in there]
-    if s.feature_map == "hedgehog" and memory not in ("gla", "softmax", "none"):
+    if s.feature_map == "hedgehog" and memory not in _UNMAPPED:
         own += ["memory.key_map", "memory.query_map"]
     shared = [f"memory.{name}" for name in _SHARED.get(memory, ())]
     if memory == "uniform_power_law" and s.order_per_head:

@@ -5,6 +5,7 @@ host takes to launch its kernels. A training step is the same launches for every
 recorded once, they cost the host one call.
 """
 
+import gc
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class RecordedStep:
         self._last: tuple[Any, ...] = ()
         self._times = 0
         self._never = False
+        self._stream: torch.cuda.Stream | None = None
 
     def _of_model(self, batch: Batch) -> Tensor:
         found: Tensor | None = self.model(**batch).loss
@@ -95,9 +97,23 @@ class RecordedStep:
             if recording is not None:
                 self._recording = recording
                 return self._replay(recording, given, parameters)
-        loss = self.loss(given)
-        loss.backward()
-        return loss.detach()
+        return self._compute(given)
+
+    def _compute(self, batch: Batch) -> Tensor:
+        """As usual, but on the stream of the recording.
+
+        Autograd remembers the stream that a parameter's gradient was first asked for on. Were that
+        another one, a recording would have to wait for it, and cannot.
+        """
+        if not batch or not all(x.is_cuda for x in batch.values()):
+            return _backward(self.loss(batch))
+        self._stream = torch.cuda.Stream() if self._stream is None else self._stream
+        outside = torch.cuda.current_stream()
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            loss = _backward(self.loss(batch))
+        outside.wait_stream(self._stream)
+        return loss
 
     @property
     def recorded(self) -> bool:
@@ -127,13 +143,13 @@ class RecordedStep:
         """The step of this shape as a graph; None, and a warning, where it cannot be one."""
         # What the steps before left in the allocator is of no use to a graph's own memory.
         self._recording = None
+        gc.collect()
         torch.cuda.empty_cache()
         inputs = {name: x.clone() for name, x in batch.items()}
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                loss = self.loss(inputs)
-                loss.backward()
+            with torch.cuda.graph(graph, stream=self._stream):
+                loss = _backward(self.loss(inputs))
         except RuntimeError as problem:
             self._never = True
             for p in parameters:
@@ -144,7 +160,7 @@ class RecordedStep:
             )
             return None
         grads = [p.grad for p in parameters]
-        return _Recording(key, graph, inputs, loss.detach(), grads)
+        return _Recording(key, graph, inputs, loss, grads)
 
     def _replay(
         self, recording: _Recording, batch: Batch, parameters: list[nn.Parameter]
@@ -154,6 +170,12 @@ class RecordedStep:
         for p, grad in zip(parameters, recording.grads, strict=True):
             p.grad = grad
         return recording.loss.clone()
+
+
+def _backward(loss: Tensor) -> Tensor:
+    """Gradients of a loss, and the loss without what they came from."""
+    loss.backward()
+    return loss.detach()
 
 
 def _is_hooked(*modules: nn.Module) -> bool:

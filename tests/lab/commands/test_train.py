@@ -187,17 +187,20 @@ def test_one_run_at_a_time_is_in_a_folder_and_a_dead_one_stops_nobody(
     assert not (run / "run.lock").exists()
 
 
-def test_an_interrupt_saves_and_the_run_goes_on_by_itself(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_and_the_run_goes_on_by_itself(
+    text: Path, tmp_path: Path, asked: signal.Signals
+) -> None:
     """Piped: lines come as it trains. What comes out is that of a run without interruption."""
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    settings = [*SMALL[2:], "--steps", "400"]
+    settings = [*SMALL[2:], "--steps", "400", "--workers", "1"]
     child = process("train", "--text", text, "--out", cut, *settings)
     assert child.stdout is not None
     lines = []
     for line in child.stdout:
         lines.append(line)
         if re.match(r"training \d+/400  loss \d", line):
-            child.send_signal(signal.SIGINT)
+            child.send_signal(asked)
             break
     else:
         pytest.fail("".join(lines))
@@ -214,6 +217,20 @@ def test_an_interrupt_saves_and_the_run_goes_on_by_itself(text: Path, tmp_path: 
     vort("train", "--text", text, "--out", whole, *settings)
     first, second = (load_file(run / "model" / "model.safetensors") for run in (cut, whole))
     assert all(first[key].equal(second[key]) for key in second)
+
+
+def test_when_its_minutes_are_over_a_run_is_saved_and_goes_on(text: Path, tmp_path: Path) -> None:
+    """What comes out is that of a run without an end in between, and the limit is not kept."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    said = vort("train", "--text", text, "--out", cut, *SMALL, "--minutes", "1e-9")
+    assert "stopped at step 1 of 4, saved; go on with: vort train --out" in said
+    assert "stopped at step 2 of 4" in vort("train", "--out", cut, "--resume", "--minutes", "1e-9")
+    assert "stopped" not in vort("train", "--out", cut, "--resume")
+    vort("train", "--text", text, "--out", whole, *SMALL)
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (cut, whole))
+    assert all(first[key].equal(second[key]) for key in second)
+    more = ("train", "--text", text, "--out", tmp_path / "no", *SMALL, "--minutes", "0")
+    assert "--minutes must be positive, got 0" in vort(*more, fails=True)
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(

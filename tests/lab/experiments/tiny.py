@@ -1,6 +1,9 @@
 """Cells that take a second or two."""
 
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vort.lab.experiments.cell import Cell
 
@@ -39,3 +42,14 @@ def tiny(model: str = "vort", seed: int = 0, **changes: Any) -> Cell:
         "training": TRAINING,
     }
     return Cell(**{**settings, **changes})
+
+
+def books(folder: Path) -> Path:
+    """A folder of texts of random letters: test books of 50, 300, 700 and 2,500 characters."""
+    generator = np.random.default_rng(0)
+    for split, sizes in (("train", (900, 900, 900)), ("test", (50, 300, 700, 2500))):
+        (folder / split).mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            letters = generator.integers(97, 123, size).astype(np.uint8).tobytes()
+            (folder / split / f"{number}.txt").write_bytes(letters)
+    return folder

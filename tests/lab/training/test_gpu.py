@@ -47,3 +47,16 @@ def test_a_run_resumes_close_to_where_it_would_have_gone(tmp_path: Path) -> None
     found = train(again, TASK, config, directory=tmp_path, resume=True)
     assert found.test["all"]["bits"] == pytest.approx(wanted.test["all"]["bits"], abs=0.02)
     assert evaluate(again, TASK, "test")["all"]["count"] == 50 * 16
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_recorded_steps_train_as_plain_ones_do(
+    precision: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    losses = []
+    for recorded in (False, True):
+        config = quick(steps=12, log_every=1, precision=precision, record_steps=recorded)
+        found = train(model(), TASK, config)
+        losses.append([entry["loss"] for entry in found.history if "loss" in entry])
+    assert not [w for w in recwarn if "recorded" in str(w.message)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3 if precision == "float32" else 2e-2)

@@ -99,6 +99,11 @@ def test_resuming_a_finished_run_scores_it_again(tmp_path: Path) -> None:
     assert found.steps == 6
 
 
+def test_a_limit_of_time_needs_a_place_to_save_to() -> None:
+    with pytest.raises(ValueError, match=r"seconds=1 needs a directory"):
+        train(tiny(), TASK, quick(), seconds=1)
+
+
 def test_resuming_with_nothing_there_begins(tmp_path: Path) -> None:
     assert train(tiny(), TASK, quick(), directory=tmp_path / "new", resume=True).steps == 6
 

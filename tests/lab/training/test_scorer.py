@@ -49,6 +49,34 @@ def test_the_head_of_a_hugging_face_model_sees_labelled_positions_alone() -> Non
     assert torch.allclose(logits, expected(model), atol=1e-6)
 
 
+def test_where_everything_is_asked_nothing_is_picked_and_gradients_are_the_same() -> None:
+    model = vort_model()
+    scorer = Scorer(model, TASK.num_classes)
+    tokens = BATCH["input_ids"]
+    positions = torch.arange(tokens.numel())
+    batch = {"input_ids": tokens, "positions": positions, "targets": positions % 4}
+    found = scorer(batch)
+    found["loss"].backward()
+    own = [x.grad.clone() for x in model.parameters() if x.grad is not None]
+    model.zero_grad()
+    picked = model.base_model(input_ids=tokens)[0].flatten(0, 1)[positions]
+    logits = model.get_output_embeddings()(picked)[:, : TASK.num_classes]
+    nn.functional.cross_entropy(logits, batch["targets"]).backward()
+    assert torch.equal(found["logits"], logits)
+    assert all(map(torch.equal, own, (x.grad for x in model.parameters() if x.grad is not None)))
+    assert "IndexBackward" not in str(_names(found["loss"].grad_fn))
+
+
+def _names(node: object) -> set[str]:
+    nodes, seen = [node], set()
+    while nodes:
+        each = nodes.pop()
+        if each is not None and each not in seen:
+            seen.add(each)
+            nodes += [after for after, _ in each.next_functions]  # type: ignore[attr-defined]
+    return {type(each).__name__ for each in seen}
+
+
 def test_a_model_that_changes_its_logits_is_not_taken_apart() -> None:
     model = vort_model()
     plain = model.forward

@@ -20,6 +20,7 @@ __all__ = [
     "check_writable",
     "find_model",
     "load_model",
+    "named_or_shipped",
     "quiet_libraries",
     "read_device",
     "read_minutes",
@@ -136,7 +137,8 @@ def quiet_libraries() -> None:
 def load_model(name: str, device: str) -> "tuple[VortForCausalLM, PreTrainedTokenizerBase]":
     """A saved model in evaluation mode and its tokenizer; without one, text is read as bytes.
 
-    name: a folder that holds one, or that `vort train` made; or a model of Hugging Face.
+    name: a folder that holds one, or that `vort train` made; the name of one that comes with the
+        package; or a model of Hugging Face.
     """
     place, device = find_model(name), read_device(device)
     from transformers import AutoTokenizer
@@ -158,8 +160,25 @@ def load_model(name: str, device: str) -> "tuple[VortForCausalLM, PreTrainedToke
     return model, AutoTokenizer.from_pretrained(place)
 
 
+def named_or_shipped(name: str | None) -> str:
+    """The model that a user named; where none is, the one that comes with the package, said so."""
+    if name is not None:
+        return name
+    from vort.pretrained import DEFAULT, pretrained_names
+
+    if DEFAULT not in pretrained_names():
+        raise ValueError(
+            "MODEL is needed, the folder of a model or of `vort train`: this installation of vort "
+            "comes without one"
+        )
+    typer.echo(f"no model named: {DEFAULT} is taken, which comes with vort", err=True)
+    return DEFAULT
+
+
 def find_model(name: str) -> str:
     """Where the model is that a user means; what is no folder and may be a slip is refused."""
+    from vort.pretrained import pretrained_names, pretrained_path
+
     path = Path(name).expanduser()
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file():
@@ -170,6 +189,8 @@ def find_model(name: str) -> str:
         )
     if path.is_dir():
         raise FileNotFoundError(f"{path} holds no model: there is no config.json in it")
+    if name in pretrained_names():
+        return str(pretrained_path(name))
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) or path.parent.exists():
         raise FileNotFoundError(f"no such folder: {name}")
     return name

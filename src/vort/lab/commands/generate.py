@@ -1,57 +1,77 @@
-"""`vort generate`: a model writes, token by token, and may go on another day."""
+"""`vort generate` and `vort chat`: a model writes, token by token, and may go on another day."""
 
 import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vort.lab.commands import check_writable, load_model, say_horizon
+from vort.lab.commands import check_writable, load_model, named_or_shipped, say_horizon
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from vort.models import VortForCausalLM, VortSession
 
+Model = Annotated[
+    str | None, typer.Argument(help="Folder of a model, or of `vort train`; vort's own if absent.")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="0 takes the likeliest token; if absent the model's own, or 1."),
+]
+TopK = Annotated[
+    int | None, typer.Option(help="Draw from the k likeliest; if absent the model's own.")
+]
+TopP = Annotated[
+    float | None, typer.Option(help="Draw from this much probability; if absent the model's own.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Of the draws; another each time if absent. A session keeps its own."),
+]
+Session = Annotated[
+    Path | None, typer.Option(help="Go on from this file if it exists; save to it.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
+
+# A step of fewer parameters is over before several threads have met: they would wait for each
+# other, and busily, for longer than they work.
+_SMALL = 50_000_000
+
 
 def generate(
-    model: Annotated[str, typer.Argument(help="Folder of a model, or of `vort train`.")],
+    model: Model = None,
     prompt: Annotated[str, typer.Option(help="Text to go on from; - reads standard input.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from this much probability.")] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Of the draws; another each time if absent. A session keeps its own."),
-    ] = None,
-    session: Annotated[
-        Path | None, typer.Option(help="Go on from this file if it exists; save to it.")
-    ] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    session: Session = None,
     save_every: Annotated[int, typer.Option(help="Tokens between saves of the session.")] = 256,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Stream a continuation of the prompt to the terminal."""
     if save_every < 1:
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
-    if session is not None:
-        check_writable(session, "--session")
-        session.parent.mkdir(parents=True, exist_ok=True)
+    _check_session(session)
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    state = _open(*load_model(model, device), session, drawn)
+    state = _open(*load_model(named_or_shipped(model), device), session, drawn)
+    drawing = _drawing(state.model, temperature, top_k, top_p)
     _feed(state, sys.stdin.read() if prompt == "-" else prompt)
-    pieces = state.stream(
-        max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )
+    pieces = state.stream(max_new_tokens, seed=seed, **drawing)
     begun = saved_at = state.tokens_seen
     try:
-        for piece in pieces:
-            typer.echo(piece, nl=False)
-            sys.stdout.flush()
-            if session is not None and state.tokens_seen - saved_at >= save_every:
-                state.save(session)
-                saved_at = state.tokens_seen
+        with _fitting_threads(state.model):
+            for piece in pieces:
+                _show(piece)
+                if session is not None and state.tokens_seen - saved_at >= save_every:
+                    state.save(session)
+                    saved_at = state.tokens_seen
     except KeyboardInterrupt:  # what is written so far counts
         raise typer.Exit(130) from None
     finally:
@@ -59,10 +79,117 @@ def generate(
         if session is not None:
             state.save(session)
     count = state.tokens_seen - begun
-    fresh = session is None and temperature > 0
+    fresh = session is None and drawing["temperature"] > 0
     ended = "stopped at the end-of-text token after " if count < max_new_tokens else ""
     typer.echo(f"{ended}{count:,} tokens{f', --seed {drawn}' if fresh else ''}", err=True)
     say_horizon(state.model, state.tokens_seen)
+
+
+def chat(
+    model: Model = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Of a turn, at most.")] = 500,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    session: Session = None,
+    device: Device = "cpu",
+) -> None:
+    """Write in turns: each line you give is gone on from, to the end of the paragraph.
+
+    An empty line asks for more. Whatever was read and written stays in a memory that does not
+    grow. Ctrl-C ends a turn, or, where it is yours, the conversation; so does the end of the input.
+    """
+    if max_new_tokens < 1:
+        raise typer.BadParameter(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
+    _check_session(session)
+    drawn = secrets.randbelow(2**31) if seed is None else seed
+    state = _open(*load_model(named_or_shipped(model), device), session, drawn)
+    if seed is not None and state.tokens_seen:
+        typer.echo(f"--seed {seed} has no use: {session} goes on with its own draws", err=True)
+    drawing = _drawing(state.model, temperature, top_k, top_p)
+    typer.echo("write, and it goes on; an empty line asks for more, Ctrl-D ends", err=True)
+    for line in _lines():
+        _feed(state, line)
+        try:
+            if _paragraph(state, max_new_tokens, drawing):
+                typer.echo("\nthe text ends here; what you write now begins another", err=True)
+                _begin(state)
+        except KeyboardInterrupt:  # what is written so far counts
+            if not sys.stdin.isatty():
+                raise typer.Exit(130) from None
+        finally:
+            typer.echo()
+            if session is not None:
+                state.save(session)
+        say_horizon(state.model, state.tokens_seen)
+    size = f", in {state.nbytes / 1e6:.1f} MB" if state.tokens_seen else ""
+    kept = f"; saved to {session}" if session is not None and state.tokens_seen else ""
+    typer.echo(f"{state.tokens_seen:,} tokens remembered{size}{kept}", err=True)
+
+
+def _lines() -> Iterator[str]:
+    """What a user types, line by line, until its end; asked for where somebody sits there."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.rstrip("\n")
+        return
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            typer.echo(err=True)
+            return
+
+
+def _paragraph(session: "VortSession", most: int, drawing: dict[str, Any]) -> bool:
+    """Stream to the next empty line, or `most` tokens; whether the end of the text came first."""
+    written, begun = "", session.tokens_seen
+    with _fitting_threads(session.model):
+        for piece in session.stream(most, **drawing):
+            _show(piece)
+            written += piece
+            if written.endswith("\n\n") and written.strip():
+                return False
+    return session.tokens_seen - begun < most
+
+
+def _show(piece: str) -> None:
+    typer.echo(piece, nl=False)
+    sys.stdout.flush()
+
+
+@contextmanager
+def _fitting_threads(model: "VortForCausalLM") -> Iterator[None]:
+    """One thread while a small model decodes on a CPU; as many as before afterwards."""
+    import torch
+
+    former = torch.get_num_threads()
+    small = sum(x.numel() for x in model.parameters()) < _SMALL
+    if small and model.device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
+
+
+def _drawing(
+    model: "VortForCausalLM", temperature: float | None, top_k: int | None, top_p: float | None
+) -> dict[str, Any]:
+    """How tokens are drawn: as asked, else as the model's generation_config.json has it."""
+    found: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None}
+    own = model.generation_config
+    asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    for given in ({} if own is None or not own.do_sample else own.to_dict(), asked):
+        found |= {name: given[name] for name in found if given.get(name) is not None}
+    return found
+
+
+def _check_session(file: Path | None) -> None:
+    if file is not None:
+        check_writable(file, "--session")
+        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _open(
@@ -81,8 +208,13 @@ def _open(
 def _feed(session: "VortSession", prompt: str) -> None:
     if prompt:
         session.feed(prompt)
-    elif session.tokens_seen == 0:
-        begin = session.model.config.bos_token_id
-        if begin is None:
-            raise ValueError("--prompt is needed: the model has no beginning-of-text token")
+    elif session.tokens_seen == 0 and not _begin(session):
+        raise ValueError("a text to go on from is needed: the model has no beginning-of-text token")
+
+
+def _begin(session: "VortSession") -> bool:
+    """Feed the token that texts begin with; whether there is one."""
+    begin = session.model.config.bos_token_id
+    if begin is not None:
         session.feed([begin])
+    return begin is not None

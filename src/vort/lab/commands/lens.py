@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from vort.files import read_regular, write_atomically
-from vort.lab.commands import check_writable, load_model, say_horizon
+from vort.lab.commands import check_writable, load_model, named_or_shipped, say_horizon
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +21,11 @@ console = Console()
 
 
 def lens(
-    model: Annotated[str, typer.Argument(help="Folder of a model, or of `vort train`.")],
     text: Annotated[Path, typer.Option(help="The text to look at, UTF-8.")],
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a model, or of `vort train`; vort's own if absent."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("lens.html"),
     max_tokens: Annotated[int, typer.Option(help="Cut the text after so many tokens.")] = 5000,
     title: Annotated[str | None, typer.Option(help="Of the page; the file's name if absent.")] = (
@@ -36,9 +39,10 @@ def lens(
     if not text.is_file():
         raise typer.BadParameter(f"--text must be a file, got {text}")
     check_writable(out, "--out")
-    loaded, tokenizer = load_model(model, device)
+    name = named_or_shipped(model)
+    loaded, tokenizer = load_model(name, device)
     with console.status("reading the text"):
-        page, notes = _page(loaded, tokenizer, text, max_tokens, title or text.name, model)
+        page, notes = _page(loaded, tokenizer, text, max_tokens, title or text.name, name)
     for note in notes:
         typer.echo(note, err=True)
     out.parent.mkdir(parents=True, exist_ok=True)

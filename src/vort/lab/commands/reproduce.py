@@ -47,7 +47,7 @@ def reproduce(
         Path | None, typer.Option(envvar="VORT_DATA", help="Folder with books/, for --scale paper.")
     ] = None,
     cells: Annotated[
-        str | None, typer.Option(help="Run only cells whose name fits, e.g. '*beta1.0-seed0'.")
+        str | None, typer.Option(help="Run only cells whose name fits, e.g. '*-vort-*,*-seed0'.")
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -141,7 +141,8 @@ class Plan:
         if pattern is None and not changes:
             return list(asked), [cell.shortened(self.share) for _, cell in found]
         # Names are those of whole cells, whatever their share is.
-        fits = [(e, c) for e, c in found if pattern is None or fnmatch(c.id, pattern)]
+        parts = ["*"] if pattern is None else [part.strip() for part in pattern.split(",")]
+        fits = [(e, c) for e, c in found if any(fnmatch(c.id, part) for part in parts)]
         if not fits:
             option = "--set" if pattern is None else f"--cells {pattern}"
             names, ids = ", ".join(e.name for e in asked), [cell.id for _, cell in found]

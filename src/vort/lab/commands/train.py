@@ -4,12 +4,13 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from vort.lab.commands import quiet_libraries, read_settings, say_horizon
+from vort.lab.commands import quiet_libraries, read_minutes, read_settings, say_horizon
 from vort.lab.commands.settings import RunSettings
 
 # Where several processes train together, one speaks.
@@ -55,20 +56,25 @@ def train(
     ] = None,
     log: Annotated[str | None, typer.Option(help="tensorboard or wandb.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that draw sequences.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Save and stop after so many; --resume goes on.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in OUT; it knows its settings.")
     ] = False,
 ) -> None:
     """Train a model on a text of your own (--text) or on a task, and say first what it takes.
 
-    Ctrl-C saves and stops; `vort train --out OUT --resume` goes on. A model of text ends up in
-    OUT/model, for `vort generate OUT`, `vort lens OUT` and Hugging Face's from_pretrained.
+    Ctrl-C (or SIGTERM) saves and stops; `vort train --out OUT --resume` goes on. A model of text
+    ends up in OUT/model, for `vort generate OUT`, `vort lens OUT` and from_pretrained.
     """
     from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
     from vort.lab.training.lock import hold
     from vort.lab.training.peers import watching
     from vort.models import VortConfig
 
+    limit = read_minutes(minutes)
+    ends = None if limit is None else perf_counter() + limit
     options: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     options |= {"learning_rate": learning_rate, "accumulation": accumulation, "seed": seed}
     options |= {"log": log, "workers": workers}
@@ -87,10 +93,10 @@ def train(
                 raise FileExistsError(
                     f"{out} holds a run already, {found.name}: take another --out, or {go_on}"
                 )
-            _run(out, given, resume)
+            _run(out, given, resume, ends)
     except Stopped as stop:
         _say(f"stopped at step {stop.step:,} of {stop.total:,}, saved; {go_on}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(130 if stop.interrupted else 0) from None
     except KeyboardInterrupt:
         saved = latest_checkpoint(out)
         where = "nothing was saved" if saved is None else f"{saved.name} is saved; {go_on}"
@@ -128,8 +134,11 @@ def _task_of(
     return found if kind is None else typed(kind, found, "--task-set")
 
 
-def _run(out: Path, given: RunSettings, resume: bool) -> None:
-    """Train in a folder that is ours, from its own settings or from those given."""
+def _run(out: Path, given: RunSettings, resume: bool, ends: float | None) -> None:
+    """Train in a folder that is ours, from its own settings or from those given.
+
+    ends: when to save and stop, by `perf_counter`; None: at the last step.
+    """
     from vort.lab.training import train as run_training
     from vort.lab.training.peers import rank, shared
 
@@ -151,7 +160,8 @@ def _run(out: Path, given: RunSettings, resume: bool) -> None:
     model, config, settings = _prepare(settings, made, _steps_done(out), may_split=may_split)
     if not resume and rank() == 0:
         settings.write(out)
-    found = run_training(model, made, config, directory=out, resume=resume)
+    seconds = None if ends is None else ends - perf_counter()
+    found = run_training(model, made, config, directory=out, resume=resume, seconds=seconds)
     show_metrics(found.test or found.validation, made)
     if made.text:
         _save_model(model, out)

@@ -5,6 +5,7 @@ A new table is a file with an `Experiment` (and its task, if that is new) and a 
 
 from vort.lab.experiments.ablations import ABLATIONS
 from vort.lab.experiments.books import BOOKS
+from vort.lab.experiments.books_deep import BOOKS_DEEP, BOOKS_DEEPER
 from vort.lab.experiments.complexity import COMPLEXITY
 from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
@@ -26,6 +27,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         LABEL_COPY,
         LITERAL,
         BOOKS,
+        BOOKS_DEEP,
+        BOOKS_DEEPER,
         ENTITIES,
         ABLATIONS,
         NEEDLES,

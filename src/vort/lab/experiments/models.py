@@ -107,6 +107,18 @@ _TABLES: dict[str, Model] = {
         {"memory": "softmax"},
         has="every pair of positions, at quadratic cost; no feature map",
     ),
+    "mamba2": Model(
+        "Mamba-2's recurrence",
+        {"memory": "mamba2"},
+        has="a learned decay for each step and head that scales what is written, too; no feature "
+        "map, no read weights, one matrix of state for each head",
+    ),
+    "gated_delta": Model(
+        "Gated DeltaNet",
+        {"memory": "gated_delta"},
+        has="a learned decay for each step and head, and tokens that replace what their key finds; "
+        "no feature map, no read weights, one matrix of state for each head",
+    ),
     "power_law_favor": Model(
         "Power-Law .7, FAVOR+", {**_POWER_LAW, **PLAIN, **FAVOR}, "Power-Law (ours)"
     ),
@@ -188,6 +200,12 @@ _PARTS_OFF: dict[str, Model] = {
     "vort_spread": Model(
         "VORT, heads start apart", {"order_start": None}, has="what VORT has", kin="vort"
     ),
+    "vort_s8": Model(
+        "VORT, S = 8",
+        {"num_scales": 8},
+        has=f"fewer scales, hence less state than VORT; an order for each token, {_GATES}",
+        kin="vort",
+    ),
     "vort_one_scale": Model(
         "VORT, S = 1",
         {"num_scales": 1},
@@ -238,6 +256,22 @@ _PARTS_OFF: dict[str, Model] = {
     ),
 }
 
+# What practitioners build: full attention in one layer of four.
+_HYBRIDS: dict[str, Model] = {
+    "hybrid_vort": Model(
+        "VORT, full attention in one layer of four",
+        {"layer_memories": ["vort", "vort", "vort", "softmax"]},
+        has="every pair of positions in a quarter of its layers, at quadratic cost",
+        kin="vort",
+    ),
+    "hybrid_gla": Model(
+        "GLA, full attention in one layer of four",
+        {"memory": "gla", "layer_memories": ["gla", "gla", "gla", "softmax"]},
+        has="every pair of positions in a quarter of its layers, at quadratic cost",
+        kin="gla",
+    ),
+}
+
 # The router's other inputs, on the task that has entities; entropy comes with a window.
 _INPUTS: dict[str, Model] = {
     "vort_with_inputs": Model(
@@ -273,7 +307,14 @@ _AS_PRINTED_ROWS: dict[str, Model] = {
     ),
 }
 
-MODELS: dict[str, Model] = {**_TABLES, **_GATED, **_PARTS_OFF, **_INPUTS, **_AS_PRINTED_ROWS}
+MODELS: dict[str, Model] = {
+    **_TABLES,
+    **_GATED,
+    **_PARTS_OFF,
+    **_HYBRIDS,
+    **_INPUTS,
+    **_AS_PRINTED_ROWS,
+}
 
 # One layer that does nothing but retrieve: no window, no convolution, no positions. A token of the
 # recall tasks shows its key and its label at once, so neighbours have nothing to add.
@@ -379,8 +420,9 @@ def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
     from vort.lab.tasks import embed_parts
     from vort.models import VortForCausalLM
 
-    if settings.get("memory") == "gla":
-        _import_gla_kernels()
+    for name in {settings.get("memory", ""), *(settings.get("layer_memories") or ())}:
+        if name in _FLA:
+            _import_kernels(_FLA[name])
     torch.manual_seed(seed)
     model: Any = VortForCausalLM(model_config(task, settings))
     if task.parts is not None:
@@ -416,10 +458,18 @@ def few_configurations(most: int = 3) -> Iterator[None]:
         Autotuner.__init__ = original
 
 
-def _import_gla_kernels() -> None:
-    """Import the kernels behind memory="gla", where they are installed and a GPU would run them."""
+# Where flash-linear-attention has the kernels of a memory.
+_FLA = {
+    "gla": "fla.ops.gla",
+    "mamba2": "fla.ops.simple_gla",
+    "gated_delta": "fla.ops.gated_delta_rule",
+}
+
+
+def _import_kernels(module: str) -> None:
+    """Import kernels of a memory, where they are installed and a GPU would run them."""
     import torch
 
     if torch.cuda.is_available() and importlib.util.find_spec("fla") is not None:
         with few_configurations():
-            importlib.import_module("fla.ops.gla")
+            importlib.import_module(module)

@@ -25,6 +25,7 @@ from vort.lab.experiments.long_context import (
 from vort.lab.experiments.look import by_order, reads, strip
 from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind, precision_of
 from vort.lab.experiments.models import build_model
+from vort.lab.experiments.reading import read_on
 from vort.lab.experiments.search import chosen_in
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
@@ -54,6 +55,7 @@ AFTER: dict[str, Callable[..., dict[str, Any]]] = {
     "merged_needles": merged_needles,
     "merged_bits": merged_bits,
     "ruler": ruler_table,
+    "reading": read_on,
 }
 # Those that decode token by token.
 _BY_TOKEN = {"h2o", "h2o_needles"}

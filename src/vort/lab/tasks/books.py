@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -224,10 +224,55 @@ class Books(Task):
             starts = [texts.anywhere(stream(self.seed, self.name, split, i)) for i in indices]
         else:
             starts = texts.side_by_side[list(indices)].tolist()
-        offsets = np.asarray(starts, dtype=np.int64)[:, None] + np.arange(self.length + 1)
+        return self._windows(texts, starts, self.length)
+
+    def within_documents(
+        self, split: Split, length: int, most: int | None = None
+    ) -> list[tuple[int, int]]:
+        """(document, start in it) of windows of a length side by side, each in one document.
+
+        Documents too short for a window have none: nothing is joined here. Where a document has
+        room for more than `most`, these are spread over it.
+
+        >>> Books().within_documents("test", 1000, most=2)[:3]
+        [(0, 0), (0, 1000), (1, 0)]
+        """
+        found = []
+        for document, size in enumerate(self._lengths(split)):
+            count = (size - 1) // length
+            kept = count if most is None else min(count, most)
+            places = [number * count // kept for number in range(kept)]
+            found += [(document, place * length) for place in places]
+        return found
+
+    def batch_at(self, split: Split, places: Sequence[tuple[int, int]], length: int) -> Batch:
+        """The windows at places of `within_documents`, as `batch` gives those with indices."""
+        lengths = self._lengths(split)
+        begins = [0, *accumulate(lengths)]
+        for document, start in places:
+            if not 0 <= document < len(lengths) or not (0 <= start < lengths[document] - length):
+                raise IndexError(
+                    f"places of split {split!r} must leave {length + 1} characters of a "
+                    f"document, got {(document, start)}"
+                )
+        starts = [begins[document] + start for document, start in places]
+        return self._windows(self._texts[split], starts, length)
+
+    def _lengths(self, split: Split) -> list[int]:
+        """Tokens of each document."""
+        check_split(split)
+        if self.packed is not None:
+            return list(self.packed.lengths(split))
+        marks = 1 if self.marks else 0
+        documents = self.corpus[split]
+        return [len(x.text) + marks * (int(x.begins) + int(x.ends)) for x in documents]
+
+    def _windows(self, texts: "_Texts", starts: Sequence[int], length: int) -> Batch:
+        """The windows of a length that begin at these tokens of a split."""
+        offsets = np.asarray(starts, dtype=np.int64)[:, None] + np.arange(length + 1)
         windows = torch.from_numpy(texts.text[offsets].astype(np.int64))
-        positions = np.searchsorted(self.bounds, np.arange(self.length), side="right")
-        rows = torch.from_numpy(positions.astype(np.int8)).expand(len(indices), -1)
+        positions = np.searchsorted(self.bounds, np.arange(length), side="right")
+        rows = torch.from_numpy(positions.astype(np.int8)).expand(len(starts), -1)
         batch: Batch = {
             "input_ids": windows[:, :-1],
             "labels": windows[:, 1:],

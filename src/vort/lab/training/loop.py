@@ -23,6 +23,7 @@ def train(
     directory: str | Path | None = None,
     resume: bool = False,
     objective: Objective | None = None,
+    seconds: float | None = None,
 ) -> TrainingResult:
     """Train a model in place; metrics by bucket on the validation and test splits.
 
@@ -31,13 +32,15 @@ def train(
         task: what to learn.
         config: how.
         directory: where checkpoints, the result and what trackers write go; None: nowhere.
-            One run at a time is in it. An interrupt (Ctrl-C) ends the step, saves and raises
-            `Stopped`, a KeyboardInterrupt.
+            One run at a time is in it. An interrupt (Ctrl-C, or SIGTERM) ends the step, saves and
+            raises `Stopped`, a KeyboardInterrupt.
         resume: go on from the newest checkpoint in `directory`, if there is one. On a CPU the
             outcome is that of a run without interruption, to the bit.
         objective: a loss of your own, from the model and a compact batch (see `compact`); by
             default the mean cross-entropy at labelled positions. Pieces of an accumulated batch
             count alike.
+        seconds: after so many the step under way is finished, saved and `Stopped` raised, as by an
+            interrupt; None: only the last step ends the run. It needs a directory.
 
     >>> from vort.lab.tasks import ZipfRetrieval
     >>> task = ZipfRetrieval(length=64, pairs=4, keys=8)
@@ -46,8 +49,10 @@ def train(
     >>> sorted(train(model, task, config).test)
     ['<=100', 'all']
     """
+    if seconds is not None and directory is None:
+        raise ValueError(f"seconds={seconds:g} needs a directory to save to, got None")
     with hold(directory):
-        return _train(Run(model, task, config, directory, objective), resume)
+        return _train(Run(model, task, config, directory, objective, seconds), resume)
 
 
 def _train(run: Run, resume: bool) -> TrainingResult:

@@ -43,17 +43,19 @@ _BOOKKEEPING = {"_name_or_path", "transformers_version", "architectures", "dtype
 
 
 class Stopped(KeyboardInterrupt):
-    """A run that was interrupted and saved where it was.
+    """A run that was interrupted, or whose time was over, and saved where it was.
 
     Attributes:
         step: steps done.
         total: of how many.
         checkpoint: where they are.
+        interrupted: by somebody; else the time that it was given is over.
     """
 
-    def __init__(self, step: int, total: int, checkpoint: Path) -> None:
+    def __init__(self, step: int, total: int, checkpoint: Path, interrupted: bool = True) -> None:
         super().__init__(f"stopped at step {step} of {total}, saved in {checkpoint}")
         self.step, self.total, self.checkpoint = step, total, checkpoint
+        self.interrupted = interrupted
 
 
 @dataclass
@@ -198,7 +200,9 @@ class Run:
         config: TrainingConfig,
         directory: str | Path | None,
         objective: Objective | None = None,
+        seconds: float | None = None,
     ) -> None:
+        self._ends = float("inf") if seconds is None else perf_counter() + seconds
         self.task, self.config = task, config
         self.directory = None if directory is None else Path(directory)
         sharded = wants_shards(config)
@@ -301,17 +305,22 @@ class Run:
             return
 
         def ask(number: int, frame: object) -> None:
+            mine = os.getpid() == owner  # those that draw sequences get signals too
+            if not mine and number == signal.SIGTERM:
+                os._exit(128 + number)
             if self._asked_to_stop:
                 raise KeyboardInterrupt
             self._asked_to_stop = True
-            if os.getpid() == owner:  # those that draw sequences are interrupted too
+            if mine:
                 os.write(2, b"\nstopping after this step; once more stops at once\n")
 
-        owner, former = os.getpid(), signal.signal(signal.SIGINT, ask)
+        owner = os.getpid()
+        former = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, former)
+            for each, handler in former.items():
+                signal.signal(each, handler)
 
     def batches(self) -> Iterator[dict[str, Tensor]]:
         """Compact batches of all steps to come: the pieces that fall to this process."""
@@ -334,7 +343,8 @@ class Run:
         looks = config.evaluate_every is not None and step % config.evaluate_every == 0
         logs = step % config.log_every == 0
         saves = config.checkpoint_every is not None and step % config.checkpoint_every == 0
-        saves = saves or last or self._is_late(logs) or self._asked_to_stop
+        over = self._is_over(logs) and not last
+        saves = saves or last or self._is_late(logs) or self._asked_to_stop or over
         alone = self.accelerator.num_processes == 1
         shows = config.progress and alone and self.recorder.age >= EVERY
         self.result.steps = step
@@ -353,20 +363,30 @@ class Run:
             self._save()
         if looks or saves:
             self.recorder.rest()
-        if saves and self._asked_to_stop and self.directory is not None:
-            raise Stopped(step, self.total, self.directory / f"step-{step:08d}")
+        # A wish that came after saving was decided waits for the next step.
+        if saves and (self._asked_to_stop or over) and self.directory is not None:
+            place = self.directory / f"step-{step:08d}"
+            raise Stopped(step, self.total, place, interrupted=self._asked_to_stop)
 
     def _is_late(self, logs: bool) -> bool:
         """Whether the last checkpoint was too many minutes ago; processes agree about it."""
-        if self.config.checkpoint_minutes is None:
-            return False
-        waited = perf_counter() - self._saved_at
+        minutes = self.config.checkpoint_minutes
+        return minutes is not None and self._has_come(self._saved_at + 60 * minutes, logs)
+
+    def _is_over(self, logs: bool) -> bool:
+        """Whether the time of this call is over, where the run can be saved."""
+        limited = self._ends < float("inf") and self.directory is not None
+        return limited and self._has_come(self._ends, logs)
+
+    def _has_come(self, moment: float, logs: bool) -> bool:
+        """Whether it is that late, by this clock or by the mean of all processes'."""
+        waited = perf_counter() - moment
         if self.accelerator.num_processes > 1:
             if not logs:  # they would wait for each other at every step
                 return False
             here = torch.tensor(waited, device=self.accelerator.device)
             waited = float(self.accelerator.reduce(here, "mean"))
-        return waited >= 60 * self.config.checkpoint_minutes
+        return waited >= 0
 
     def _show(self) -> None:
         loss, speed = self.recorder.last_loss, self.result.tokens_per_second

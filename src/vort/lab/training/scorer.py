@@ -62,8 +62,10 @@ class Scorer(nn.Module):
         targets, positions = batch["targets"], batch["positions"]
         if self.has_parts:
             model: Any = self.model
-            hidden = model.base_model(input_ids=batch["input_ids"], **given)[0]
-            logits = model.get_output_embeddings()(hidden.flatten(0, 1)[positions])
+            hidden = model.base_model(input_ids=batch["input_ids"], **given)[0].flatten(0, 1)
+            if len(positions) < len(hidden):  # else all are asked, in order: nothing to pick
+                hidden = hidden[positions]
+            logits = model.get_output_embeddings()(hidden)
         else:
             if self.wants_labels:
                 given["labels"] = _spread(batch)

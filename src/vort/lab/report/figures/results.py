@@ -26,6 +26,7 @@ __all__ = [
     "draw_by_position",
     "draw_cost",
     "draw_orders",
+    "draw_reading",
     "line_looks",
 ]
 
@@ -94,6 +95,31 @@ def draw_by_position(
         axis.set_xticks(places, buckets)
         axis.set(xlabel="position in the window", ylabel="bits per character")
         axis.set_title("Bits by position: what a memory adds to a window")
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def draw_reading(
+    path: str | Path, curves: Mapping[str, Mapping[int, float]], trained: int, title: str
+) -> None:
+    """Bits against position, both axes logarithmic, one line a row; dotted: the trained length.
+
+    curves: of each row, the bits of every class by where that ends; a point stands in its middle.
+    """
+    with figure(path, 1, 9.2, 4.8) as (axis,):
+        for (label, bits), line in zip(curves.items(), line_looks(), strict=False):
+            ends = np.array(sorted(bits))
+            # Of the first class, which begins at 0, the middle in the logarithm is nowhere.
+            begins = np.append(ends[0] / 4, ends[:-1])
+            width = 2.6 if label.startswith("VORT (") else 1.5
+            values = [bits[int(end)] for end in ends]
+            axis.plot(np.sqrt(begins * ends), values, label=label, lw=width, **line)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:.2f}")
+        axis.yaxis.set_minor_formatter("{x:.2f}")
+        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.axvline(trained, color=GREY, ls=":", lw=1.2)
+        axis.set(xlabel="position", ylabel="bits per character", title=title)
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 

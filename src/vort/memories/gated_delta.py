@@ -1,0 +1,136 @@
+"""Gated DeltaNet: a state that decays by the token, and a token that replaces what its key finds.
+
+`gated_delta_chunk` computes it in chunks, in PyTorch. Within a chunk, what tokens change is the
+solution of a triangular system: each must know what those before it changed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vort.memories.gla import each_sequence, fla_kernels, in_chunks
+from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.mamba2 import TokenDecay, decays_within
+from vort.memories.retention_memory import GateProjection, widen
+from vort.memories.settings import LayerSettings
+
+__all__ = ["GatedDeltaMemory", "gated_delta_chunk"]
+
+
+class GatedDeltaMemory(Memory):
+    """G_t = a_t G_{t-1} + b_t k_t (v_t - a_t k_tᵀ G_{t-1})ᵀ, o_t = q_t G_t / sqrt(D).
+
+    Yang, Kautz and Hatamizadeh (2024), in the layer that all memories share: a_t is Mamba-2's decay
+    (`TokenDecay`), b_t = sigmoid(W x_t) how much of what the key finds is replaced; queries and
+    keys have length 1. Runs flash-linear-attention's kernels where they are installed and tensors
+    are on a GPU, and `gated_delta_chunk` elsewhere.
+
+    >>> memory = GatedDeltaMemory(hidden_size=16, num_attention_heads=2)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
+    >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape, memory.state_size()
+    (torch.Size([1, 5, 2, 8]), 128)
+    """
+
+    def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
+        super().__init__(settings, **options)
+        self.gate_decay = TokenDecay(self.settings.hidden_size, self.num_heads)
+        self.gate_write = GateProjection(self.settings.hidden_size, self.num_heads, bias=False)
+        nn.init.normal_(self.gate_write.weight, std=0.02)
+
+    def forward(
+        self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
+    ) -> MemoryOutput:
+        """Gated retrieval; see `Memory`."""
+        _, log_decay = self.gate_decay(inputs.hidden_states)
+        write = torch.sigmoid(widen(self.gate_write(inputs.hidden_states)))
+        padding, inputs = inputs.padding, inputs.with_all_heads()
+        if padding is not None:
+            # Padding replaces nothing and ages nothing.
+            real = padding.real[..., None]
+            write, log_decay = write.masked_fill(~real, 0), log_decay.masked_fill(~real, 0)
+        q, k = (F.normalize(widen(x), dim=-1).to(inputs.v.dtype) for x in (inputs.q, inputs.k))
+        output, after = _kernel(q)(
+            q,
+            k,
+            inputs.v,
+            g=log_decay,
+            beta=write.to(q.dtype),
+            scale=self.head_dim**-0.5,
+            initial_state=None if state is None else state["G"],
+            output_final_state=output_state,
+            cu_seqlens=inputs.cu_seqlens,
+        )
+        return MemoryOutput(output.to(inputs.v.dtype), None if after is None else {"G": after})
+
+    def state_size(self, length: int = 0) -> int:
+        """One matrix for each head."""
+        return self.num_heads * self.head_dim**2
+
+
+def _kernel(q: Tensor) -> Any:
+    """flash-linear-attention's op for a GPU, if it is there; else ours."""
+    ops = fla_kernels(q, "fla.ops.gated_delta_rule")
+    if ops is None:
+        return gated_delta_chunk
+    # Their kernel of one step has no backward.
+    single = q.shape[1] == 1 and not torch.is_grad_enabled()
+    return ops.fused_recurrent_gated_delta_rule if single else ops.chunk_gated_delta_rule
+
+
+def gated_delta_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """o_t = scale q_t G_t with G_t = e^{g_t} G_{t-1} + beta_t k_t (v_t - e^{g_t} k_tᵀ G_{t-1})ᵀ.
+
+    Shapes: q, k `[B, T, H, D]`, v `[B, T, H, V]`, g and beta `[B, T, H]`; o like v, in float32 at
+    least; states `[N, H, D, V]`. cu_seqlens `[N + 1]` bounds packed sequences, B = 1.
+
+    >>> q, k, v = torch.nn.functional.normalize(torch.randn(3, 1, 100, 2, 8), dim=-1)
+    >>> gates = (-torch.rand(1, 100, 2), torch.rand(1, 100, 2))
+    >>> o, state = gated_delta_chunk(q, k, v, *gates, output_final_state=True)
+    >>> o.shape, state.shape
+    (torch.Size([1, 100, 2, 8]), torch.Size([1, 2, 8, 8]))
+    """
+    tensors = (q, k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
+    return each_sequence(_sequence, tensors, scale, initial_state, output_final_state, cu_seqlens)
+
+
+def _sequence(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    batch, length, heads, dim = q.shape
+    if state is None:
+        state = q.new_zeros(batch, heads, dim, v.shape[-1])
+    state = state.to(q.dtype)
+    if length == 0:
+        return torch.zeros_like(v), state
+    q, k, v, log_gate, beta = in_chunks(q, k, v, log_gate, beta)
+    total = log_gate.cumsum(-2)
+    decay = decays_within(total)
+    # (1 + L) U = beta (V - e^B K G): what tokens change, G being the state before the chunk.
+    before = (beta * decay * (k @ k.mT)).tril(-1)
+    right = torch.cat([beta * v, beta * total.exp() * k], -1)
+    eye = torch.eye(before.shape[-1], dtype=before.dtype, device=before.device)
+    solved = torch.linalg.solve_triangular(before + eye, right, upper=False, unitriangular=True)
+    own, of_state = solved.split([v.shape[-1], dim], -1)
+    scores = (q @ k.mT) * decay
+    queries, last = q * total.exp(), total[..., -1:, :]
+    keys, kept = k * (last - total).exp(), last.exp()
+    outputs = []
+    for index in range(q.shape[2]):
+        change = own[:, :, index] - of_state[:, :, index] @ state
+        outputs.append(queries[:, :, index] @ state + scores[:, :, index] @ change)
+        state = state * kept[:, :, index] + keys[:, :, index].mT @ change
+    o = torch.stack(outputs, 2)
+    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state

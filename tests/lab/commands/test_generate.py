@@ -1,0 +1,244 @@
+"""`vort generate` and `vort chat`: the model that comes with vort, turns, sessions, clean ends."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import vort
+from vort.cli import app
+from vort.lab.commands import generate
+from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
+from vort.pretrained import DEFAULT
+
+ROOT = Path(__file__).parents[3]
+runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "200"})
+DRAWS = {"do_sample": True, "temperature": 0.5, "top_p": 0.9}
+
+
+def made(folder: Path, **draws: object) -> Path:
+    """A model that nobody trained, with draws of its own."""
+    torch.manual_seed(0)
+    config = VortConfig(hidden_size=16, num_attention_heads=1, num_hidden_layers=1)
+    model = VortForCausalLM(config)
+    model.generation_config.update(**draws)
+    model.save_pretrained(folder)
+    ByteTokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("vort.pretrained.FOLDER", tmp_path / "shipped")
+    return made(tmp_path / "shipped" / DEFAULT, **DRAWS)
+
+
+def written(folder: Path, count: int, **settings: object) -> str:
+    """What a session writes after "ab"."""
+    model = VortForCausalLM.from_pretrained(folder).eval()
+    session = VortSession(model, ByteTokenizer(), seed=3)
+    session.feed("ab")
+    return "".join(session.stream(count, **settings))
+
+
+def said(*arguments: object, typed: str = "", code: int = 0) -> tuple[str, str]:
+    done = runner.invoke(app, [str(x) for x in arguments], input=typed)
+    assert done.exit_code == code, done.output
+    return done.stdout, " ".join(done.stderr.split())
+
+
+def test_without_a_name_the_model_that_comes_with_vort_writes_and_that_is_said(
+    shipped: Path,
+) -> None:
+    text, beside = said("generate", "--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
+    assert text == written(shipped, 30, temperature=0.5, top_p=0.9) + "\n"
+    assert beside.startswith(f"no model named: {DEFAULT} is taken, which comes with vort")
+    named, quiet = said("generate", DEFAULT, "--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
+    assert named == text
+    assert "no model named" not in quiet
+
+
+def test_what_is_asked_for_comes_before_the_models_own_draws(shipped: Path) -> None:
+    arguments = ("generate", "--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
+    own = written(shipped, 30, temperature=0.5, top_p=0.9)
+    hot = said(*arguments, "--temperature", 1.5)[0]
+    assert hot == written(shipped, 30, temperature=1.5, top_p=0.9) + "\n" != own
+    cold = said(*arguments, "--temperature", 0)[0]
+    assert cold == written(shipped, 30, temperature=0) + "\n"
+
+
+def test_a_model_that_says_nothing_of_draws_has_the_plain_ones(tmp_path: Path) -> None:
+    folder = made(tmp_path / "plain")
+    text, _ = said("generate", folder, "--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
+    assert text == written(folder, 30) + "\n"
+
+
+def test_a_folder_comes_before_a_model_of_the_same_name(
+    shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT).mkdir()
+    assert "holds no model" in said("generate", DEFAULT, code=2)[1]
+
+
+@pytest.mark.parametrize("command", [["generate"], ["chat"], ["lens", "--text", "README.md"]])
+def test_where_no_model_comes_with_vort_one_must_be_named(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vort.pretrained.FOLDER", tmp_path)
+    monkeypatch.chdir(ROOT)
+    text, beside = said(*command, code=2)
+    assert text == ""
+    assert beside.startswith(f"vort {command[0]}: MODEL is needed")
+
+
+def test_the_lens_takes_it_too(shipped: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat.")
+    _, beside = said("lens", "--text", text, "--out", tmp_path / "page.html")
+    assert f"{DEFAULT} is taken" in beside
+    assert DEFAULT in (tmp_path / "page.html").read_text()
+
+
+def test_a_small_model_decodes_by_one_thread_and_gives_the_others_back(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = torch.get_num_threads()
+    seen = []
+    monkeypatch.setattr(generate, "_show", lambda piece: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        said("generate", "--prompt", "ab", "--max-new-tokens", 3)
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(generate, "_SMALL", 1)
+        said("generate", "--prompt", "ab", "--max-new-tokens", 3)
+        assert seen[-1] == 2
+    finally:
+        torch.set_num_threads(former)
+
+
+def scripted(text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Have every draw be the next byte of a text, then the end of it."""
+    tokens = iter([*text.encode(), 258, *b"after"])
+    monkeypatch.setattr("vort.models.session.sample_token", lambda *_: next(tokens))
+    return tokens
+
+
+def test_a_turn_of_a_chat_ends_with_its_paragraph(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted("\n\none.\n\ntwo\nthree.\n\nfour", monkeypatch)
+    text, beside = said("chat", typed="Say\n\nmore\n")
+    assert text == "\n\none.\n\n\ntwo\nthree.\n\n\nfour\n"
+    assert "the text ends here; what you write now begins another" in beside
+    # Lines, what was written, the end of the text, and the beginning of another.
+    count = len("Say" + "more") + len("\n\none.\n\ntwo\nthree.\n\nfour") + 2
+    assert f" {count} tokens remembered" in beside
+
+
+def test_a_turn_of_a_chat_has_a_most(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted("abcdefghij", monkeypatch)
+    assert said("chat", "--max-new-tokens", 4, typed="x\ny\n")[0] == "abcd\nefgh\n"
+    assert "--max-new-tokens must be at least 1" in said("chat", "--max-new-tokens", 0, code=2)[1]
+
+
+def test_a_chat_is_one_session_and_may_be_taken_up_again(shipped: Path, tmp_path: Path) -> None:
+    """In two sittings the same is written as in one, and the memory does not grow."""
+    options = ("--seed", 5, "--max-new-tokens", 12)
+    whole, end = said("chat", *options, typed="first\nsecond\n")
+    file = tmp_path / "talk.safetensors"
+    first, between = said("chat", *options, "--session", file, typed="first\n")
+    second, after = said("chat", "--max-new-tokens", 12, "--session", file, typed="second\n")
+    assert first + second == whole
+    assert f"saved to {file}" in between
+    size = [re.search(r"in (\d+\.\d) MB", each) for each in (end, between, after)]
+    assert len({found and found[1] for found in size}) == 1
+    beside = said("chat", *options, "--session", file, typed="")[1]
+    assert "--seed 5 has no use" in beside
+
+
+def test_an_empty_first_line_begins_a_text(shipped: Path) -> None:
+    text, beside = said("chat", "--max-new-tokens", 3, typed="\n")
+    assert len(text) >= 2
+    config = shipped / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "bos_token_id": None}))
+    beside = said("chat", typed="\n", code=2)[1]
+    assert "a text to go on from is needed" in beside
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A chat in a terminal of its own."""
+    folder = made(tmp_path / "model")
+    ours, theirs = pty.openpty()
+    file = str(tmp_path / "talk.safetensors")
+    command = [sys.executable, "-m", "vort", "chat", str(folder), "--session", file]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "dumb"}
+    process = subprocess.Popen(
+        [*command, "--max-new-tokens", "1000000"],
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    yield ours, process
+    process.kill()
+    process.wait()
+    os.close(ours)
+
+
+def shown_until(terminal: int, wanted: bytes, seconds: float = 120.0) -> bytes:
+    found, ends = b"", time.monotonic() + seconds
+    while wanted not in found:
+        assert time.monotonic() < ends, found
+        try:
+            found += os.read(terminal, 65536)
+        except OSError:  # the other end is closed
+            return found
+    return found
+
+
+def test_in_a_terminal_an_interrupt_ends_a_turn_and_the_end_of_input_the_chat(
+    terminal: tuple[int, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    ours, process = terminal
+    shown_until(ours, b"> ")
+    os.write(ours, b"Once\n")
+    shown_until(ours, b"Once\r\n")
+    assert len(os.read(ours, 1)) == 1  # it writes, and would for hours
+    process.send_signal(signal.SIGINT)
+    shown_until(ours, b"> ")
+    saved = tmp_path / "talk.safetensors"
+    assert saved.exists()
+    os.write(ours, b"\x04")
+    end = shown_until(ours, b"tokens remembered")
+    assert b"Traceback" not in end
+    assert process.wait(60) == 0
+
+
+def test_in_a_terminal_an_interrupt_at_ones_own_turn_ends_the_chat(
+    terminal: tuple[int, subprocess.Popen[bytes]],
+) -> None:
+    ours, process = terminal
+    shown_until(ours, b"> ")
+    process.send_signal(signal.SIGINT)
+    assert b"Traceback" not in shown_until(ours, b"stopped")
+    assert process.wait(60) == 130
+
+
+def test_pretrained_path_is_at_the_door() -> None:
+    assert vort.pretrained_path is not None
+    assert "pretrained_path" in dir(vort)
