@@ -21,7 +21,7 @@ from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task
 from vort.lab.training import TrainingConfig
 
-ROWS = ("vort", "exponential_learned_gated", "mixture_rates_gated", "softmax", "gla")
+ROWS = ("vort", "exponential_learned_gated", "mixture_rates_gated", "softmax", "gla", "gated_delta")
 CONFIG = TrainingConfig(steps=1, precision="float32")
 DEPTHS = (0.0, 0.5, 1.0)
 SMALL: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16}

@@ -54,7 +54,10 @@ _WIDTHS: dict[Size, tuple[int, ...]] = {"laptop": (32, 64), "paper": (64, 128, 2
 _RATES: dict[Size, tuple[float, ...]] = {"laptop": (5e-3,), "paper": (2e-3, 1e-3, 4e-3, 5e-4)}
 _ROWS: dict[Size, tuple[str, ...]] = {
     "laptop": ("vort", "exponential_learned_gated", "mixture_rates_gated"),
-    "paper": ("vort", "exponential_learned_gated", "mixture_rates_gated", "gla", "softmax"),
+    "paper": (
+        *("vort", "exponential_learned_gated", "mixture_rates_gated"),
+        *("gla", "gated_delta", "softmax"),
+    ),
 }
 _TRAINING: dict[Size, dict[str, Any]] = {
     "laptop": {"steps": 200, "batch_size": 32, "evaluation_sequences": 60, "test_sequences": 0},

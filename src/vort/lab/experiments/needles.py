@@ -118,11 +118,11 @@ _MERGED: dict[Size, dict[str, Any]] = {
 _AGED = ("vort", "exponential_learned_gated", "mixture_rates_gated")
 _ROWS: dict[Size, tuple[str, ...]] = {
     "laptop": ("vort", "exponential_learned_gated", "mixture_rates_gated"),
-    "paper": (*_AGED, "softmax", "gla"),
+    "paper": (*_AGED, "softmax", "gla", "gated_delta"),
 }
 _SEEDS: dict[Size, tuple[int, ...]] = {"laptop": (0,), "paper": (0, 1, 2)}
 # Beside the comparison.
-_ONCE = ("softmax", "gla")
+_ONCE = ("softmax", "gla", "gated_delta")
 _KINDS = {"one": "one needle", "all": "four needles, all of them right"}
 _FLOORS = {"one": 95.0, "all": 90.0}
 # Rows whose memory grows, or that attend to every pair of positions in training.
