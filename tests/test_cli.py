@@ -286,6 +286,7 @@ def test_a_full_disk_is_a_line_and_leaves_no_file(
     "arguments",
     [
         ["generate", "MODEL", "--session", "PIPE"],
+        ["chat", "MODEL", "--session", "PIPE"],
         ["lens", "MODEL", "--text", "PIPE"],
         ["lens", "MODEL", "--text", "TEXT", "--out", "PIPE"],
         ["report", "RUN", "--out", "PIPE"],

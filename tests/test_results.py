@@ -86,36 +86,37 @@ def _stands_in(scores: list[str], row: tuple[str, ...]) -> bool:
     return [cell for cell in row if cell][: len(scores)] == scores
 
 
-# What the README calls rows of the search.
-SEARCHED = {
-    "VORT, one scale": "vort_one_scale",
-    "one learned order for each head": "uniform_power_law_gated",
-    "Mixture at VORT's rates with a write gain for each token": "mixture_rates_gain",
-    "Mixture at VORT's rates": "mixture_rates_gated",
-    "VORT, 12 scales": "vort",
-    "Exponential with a learned rate for each head": "exponential_learned_gated",
-}
-
-
 def test_bits_of_the_readme_are_those_of_the_search() -> None:
-    lines = [line[2:].partition(" (") for line in readme().splitlines() if line.startswith("- ")]
-    found = {label: re.findall(r"\d\.\d+", rest) for label, _, rest in lines}
+    """A quarter of a run, seeds 100 and 101: of S = 1, then of VORT."""
+    words = readme().partition("After a quarter of a run")[2].partition("chance")[0]
     trials = [x for x in read_lines() if x["size"] == "paper" and x["experiment"] == "pilot"]
-    for label, row in SEARCHED.items():
-        own = [x for x in trials if x["row"] == row and x["score"] is not None]
-        best = {
-            stage: min(
-                (x for x in own if x.get("stage") == stage),
-                key=lambda x: float(x["score"]),
-                default=None,
-            )
-            for stage in (2, 3)
-        }
-        quarter, whole = best[2], best[3]
-        assert quarter is not None
-        wanted = [quarter["score"], quarter["bits"][">1000"]]
-        wanted += [] if whole is None else [whole["score"]]
-        assert found[label] == [f"{bits:.3g}" for bits in wanted], label
+    wanted = [
+        min(
+            float(x["score"])
+            for x in trials
+            if (x["row"], x["seed"], x.get("share")) == (row, seed, 0.25)
+            and (x.get("stage") == 2 or seed == 101)
+        )
+        for row in ("vort_one_scale", "vort")
+        for seed in (100, 101)
+    ]
+    assert re.findall(r"\d\.\d+", words) == [f"{bits:.3g}" for bits in wanted]
+
+
+def test_orders_of_the_readme_are_those_of_the_cells() -> None:
+    words = readme().partition("the orders VORT learns are ")[2].partition("by seed")[0]
+    cells = [
+        json.loads(
+            (RESULTS / f"paper/pilot/cells/pilot-paper-vort-beta1.0-seed{seed}.json").read_text()
+        )
+        for seed in (0, 1, 2)
+    ]
+    wanted = [
+        f"{cell['orders']['layers'][0][kind]['mean']:.2f}"[1:]
+        for kind in ("first", "filler")
+        for cell in cells
+    ]
+    assert re.findall(r"\.\d\d", words) == wanted
 
 
 def test_intervals_of_the_readme_are_those_of_the_results() -> None:

@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 
 from vort.files import write_atomically
 from vort.lab.commands import find_model, quiet_libraries, read_device
+from vort.lab.commands.generate import fitting_threads
 from vort.lab.commands.settings import OPTIONS, RunSettings
 from vort.lab.commands.train import make_task_of
 from vort.lab.report.provenance import provenance
@@ -151,7 +152,8 @@ def sample(model: VortForCausalLM) -> str:
     session = VortSession(model, ByteTokenizer(), seed=0)
     session.feed(PROMPT)
     draws = {name: x for name, x in DRAWS.items() if name != "do_sample"}
-    return PROMPT + "".join(session.stream(SAMPLE_TOKENS, **draws))
+    with fitting_threads(model):
+        return PROMPT + "".join(session.stream(SAMPLE_TOKENS, **draws))
 
 
 def command_of(settings: RunSettings) -> str:

@@ -66,7 +66,7 @@ def generate(
     pieces = state.stream(max_new_tokens, seed=seed, **drawing)
     begun = saved_at = state.tokens_seen
     try:
-        with _fitting_threads(state.model):
+        with fitting_threads(state.model):
             for piece in pieces:
                 _show(piece)
                 if session is not None and state.tokens_seen - saved_at >= save_every:
@@ -145,7 +145,7 @@ def _lines() -> Iterator[str]:
 def _paragraph(session: "VortSession", most: int, drawing: dict[str, Any]) -> bool:
     """Stream to the next empty line, or `most` tokens; whether the end of the text came first."""
     written, begun = "", session.tokens_seen
-    with _fitting_threads(session.model):
+    with fitting_threads(session.model):
         for piece in session.stream(most, **drawing):
             _show(piece)
             written += piece
@@ -160,7 +160,7 @@ def _show(piece: str) -> None:
 
 
 @contextmanager
-def _fitting_threads(model: "VortForCausalLM") -> Iterator[None]:
+def fitting_threads(model: "VortForCausalLM") -> Iterator[None]:
     """One thread while a small model decodes on a CPU; as many as before afterwards."""
     import torch
 

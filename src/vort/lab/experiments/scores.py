@@ -249,7 +249,6 @@ def training_notes(records: Sequence[Record], *, paper: bool = True) -> list[str
     paper: whether the table has figures of the paper.
     """
     steps = sorted({record["steps"] for record in records if "steps" in record})
-    seeds = {record["cell"]["seed"] for record in records}
     sizes = sorted({record["parameters"] for record in records})
     return [
         f"Parameters: {sizes[0]:,} to {sizes[-1]:,}. State: numbers kept for one sequence while "
@@ -260,10 +259,21 @@ def training_notes(records: Sequence[Record], *, paper: bool = True) -> list[str
             else ""
         ),
         f"Optimiser steps: {', '.join(f'{s:,}' for s in steps)}. {rates_note(records)}",
-        f"{len(seeds)} seeds; intervals are 95 %, Student's t."
-        if len(seeds) > 1
-        else "One seed: no intervals.",
+        _seeds_note(records),
     ]
+
+
+def _seeds_note(records: Sequence[Record]) -> str:
+    """How many seeds there are, and which rows have fewer."""
+    rows: dict[int, list[str]] = {}
+    for row, members in by_row(records).items():
+        rows.setdefault(len({r["cell"]["seed"] for r in members}), []).append(label_of(row))
+    most = max(rows)
+    if most == 1:
+        return "One seed: no intervals."
+    fewer = [f"{n} of {', '.join(rows[n])}" for n in sorted(rows, reverse=True) if n < most]
+    said = "; ".join([f"{most} seeds", *fewer])
+    return f"{said}. Intervals are 95 %, Student's t."
 
 
 def show(value: Interval | None, digits: int) -> str:
