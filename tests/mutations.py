@@ -417,6 +417,35 @@ MUTATIONS = (
         "include_self=True",
         "tests/lab/experiments/test_look.py",
     ),
+    # Long texts.
+    Mutation(
+        "a text is right where one of its needles is",
+        "lab/experiments/long_context.py",
+        "good = int(of_row[:, 2].all())",
+        "good = int(of_row[:, 2].any())",
+        "tests/lab/experiments/test_long_context.py",
+    ),
+    Mutation(
+        "documents are merged without being aged",
+        "lab/experiments/long_context.py",
+        "ages.append(tokens.shape[1] - end)",
+        "ages.append(0 * end)",
+        "tests/lab/experiments/test_long_context.py",
+    ),
+    Mutation(
+        "a piece of a long text forgets the one before",
+        "lab/evaluation/exact.py",
+        'else {"past_key_values": cache, "use_cache": True}',
+        'else {"use_cache": False}',
+        "tests/lab/experiments/test_long_context.py",
+    ),
+    Mutation(
+        "the learning rate is chosen to be the worst",
+        "lab/experiments/mqar.py",
+        "_bits(record) < _bits(found[place])",
+        "_bits(record) > _bits(found[place])",
+        "tests/lab/experiments/test_long_context.py",
+    ),
 )
 
 

@@ -25,10 +25,11 @@ from vort.lab.verdicts import Claim, judge_floor, judge_lead
 
 __all__ = ["MERGED", "NEEDLES", "RULER_TABLE", "long_config"]
 
-# Retrieval by a key that stands two tokens before its value: the convolution's part. Neither
-# attention nor windows know positions, so that full attention may go on beyond what it has seen;
-# the norm of each head does what a normaliser would.
+# Retrieval by a key that stands two tokens before its value: the convolution's part, and learned
+# sooner without a window beside it. Attention knows no positions, so that full attention may go on
+# beyond what it has seen; the norm of each head does what a normaliser would.
 _ALIKE: dict[str, Any] = {
+    "sliding_window": 0,
     "rope_theta": None,
     "use_entropy": False,
     "conv_size": 4,
@@ -46,7 +47,6 @@ _MODEL: dict[Size, dict[str, Any]] = {
         "head_dim": 32,
         "num_features": 32,
         "intermediate_size": 128,
-        "sliding_window": 0,
         "num_scales": 4,
         "horizon": 4096,
     },
@@ -55,7 +55,6 @@ _MODEL: dict[Size, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "hidden_size": 256,
         "num_attention_heads": 4,
-        "sliding_window": 64,
         "num_scales": 12,
         "horizon": 131_072,
     },
@@ -144,7 +143,7 @@ def long_config(size: Size, model: str) -> dict[str, Any]:
 
 
 def _state_of_vort(size: Size) -> int:
-    """Numbers that the memory of a layer of VORT keeps, beside its window."""
+    """Numbers that the memory of a layer of VORT keeps."""
     from vort.layers import VortAttention
     from vort.models import VortConfig
 
@@ -380,7 +379,7 @@ NEEDLES = Experiment(
     about='Facts "The special magic number for KEY is VALUE." at chosen depths of made sentences, '
     "asked for at the end: one, or four, all of which must be right. Models are trained on texts "
     "up to 4,096 tokens (256 at laptop size), lengths mixed, and tested to 131,072 (4,096), by "
-    "length and depth. All share projections, convolution, windows and MLP, and have equally many "
+    "length and depth. All share projections, convolution and MLP, and have equally many "
     "parameters.",
     cells=cells,
     summarise=summarise,
