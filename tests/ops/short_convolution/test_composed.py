@@ -84,6 +84,19 @@ def test_a_forward_without_its_backward_leaves_nothing() -> None:
     assert found() is None
 
 
+def test_turned_heads_that_are_computed_again_are_not_held() -> None:
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    heads = Heads(*(h.contiguous() for h in to_heads([x], 2, 1, rope_base=1e4)[:6]), None)
+    kept = [h.detach().clone() for h in (heads.turned_q, heads.turned_k)]
+    with computed_again(heads._replace(again=lambda: kept)):
+        y = (heads.turned_q * heads.turned_k).sum()
+    found = ref(heads.turned_q)
+    del heads
+    assert found() is None
+    y.backward()
+    assert x.grad is not None
+
+
 @pytest.mark.parametrize("cut", [0, 1, 2, 7])
 def test_a_state_continues_a_sequence(cut: int) -> None:
     x, weight = torch.randn(2, 9, 6), torch.randn(6, 4)

@@ -252,7 +252,9 @@ def computed_again(heads: Heads) -> Iterator[None]:
         yield
         return
     compute = heads.again
+    # Numbers and types alone go into the hooks: what they held would live as long as the graph.
     turned = (heads.turned_q, heads.turned_k)
+    dtypes = [x.dtype for x in turned]
     numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(turned)}
     # Those that have a storage to themselves, of which a part may be kept as well.
     storages = {
@@ -267,7 +269,7 @@ def computed_again(heads: Heads) -> Iterator[None]:
         if number is not None:
             return number, x.shape, None, 0
         number = storages.get(x.untyped_storage().data_ptr())
-        if number is None or x.dtype != turned[number].dtype:
+        if number is None or x.dtype != dtypes[number]:
             # Detached: an output would hold the node that holds it, and neither would be freed.
             return x.detach()
         return number, x.shape, x.stride(), x.storage_offset()

@@ -14,7 +14,6 @@ one kernel makes du, another one, of channels alone, the rest. In one kernel for
 to pass from thread to thread, and registers would be short: that took longer.
 """
 
-import os
 from collections.abc import Sequence
 from math import gcd
 from typing import Any, NamedTuple
@@ -38,8 +37,6 @@ TAPS, WIDE = Tile(32, 4, 1), 64
 # Programs that share the blocks of a backward: each leaves sums of its own.
 PROGRAMS, PROGRAMS_OF_TAPS = 3168, 3072
 LOG2E = tl.constexpr(1.4426950408889634)
-# Whether loops ask for what their next step loads.
-AHEAD = tl.constexpr(os.environ.get("VORT_AHEAD", "1") == "1")
 
 
 @triton.jit
@@ -409,20 +406,19 @@ def sums_back(
         past = xs
         if HAS_STATE:
             past = state + row * ((W - 1) * C) + n * D
-        if AHEAD:
-            # what the next step loads is on its way while this one is computed
-            after = block + parts
-            row_after = (after // blocks).to(tl.int64)
-            t_after = after % blocks * BT
-            real = (after < count) & (t_after + r < length)
-            begin = row_after * length + t_after
-            ask(x + row_after * (batch_units * UNIT) + (t_after + r).to(tl.int64) * STRIDE + n * D,
-                real)  # fmt: skip
-            if PLAIN:
-                wide: tl.constexpr = 2 * M if MAPPED else D
-                ask(plain + ((begin + r) * H + h) * wide, real)
-            if TURNED:
-                ask(turned + ((begin + r) * H + h) * D, real)
+        # what the next step loads is on its way while this one is computed
+        after = block + parts
+        row_after = (after // blocks).to(tl.int64)
+        t_after = after % blocks * BT
+        real = (after < count) & (t_after + r < length)
+        begin = row_after * length + t_after
+        ask(x + row_after * (batch_units * UNIT) + (t_after + r).to(tl.int64) * STRIDE + n * D,
+            real)  # fmt: skip
+        if PLAIN:
+            wide: tl.constexpr = 2 * M if MAPPED else D
+            ask(plain + ((begin + r) * H + h) * wide, real)
+        if TURNED:
+            ask(turned + ((begin + r) * H + h) * D, real)
         ua, ub = convolve(
             xs, taps + n * D, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE,
             HAS_STATE, HAS_AGE,
@@ -432,8 +428,6 @@ def sums_back(
             features = plain + (first * H + h) * (2 * M)
             dp = load_half(features, r * (H * 2 * M) + j, inside, j, M, BM)
             dm = load_half(features, r * (H * 2 * M) + M + j, inside, j, M, BM)
-            if TURNED and not AHEAD:
-                ask(turned + (first * H + h) * D + r * (H * D), inside)
             za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
             fence_loads(step)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
@@ -583,15 +577,6 @@ def taps_gradient_kernel(
                 tl.load(state + (row * (W - 1) + t + (W - 1)) * C + c, mask=before, other=0.0)
             )
         at = (row * length + t) * C + c
-        if AHEAD:
-            after = block + parts
-            row_after = (after // blocks).to(tl.int64)
-            t_after = after % blocks * BT - LEAD + r
-            real_after = (after < count) & (t_after >= 0) & (t_after < length)
-            edge = pid % COLUMNS * BC
-            ask(x + row_after * (batch_units * UNIT) + t_after.to(tl.int64) * STRIDE + edge,
-                real_after)  # fmt: skip
-            ask(du + (row_after * length + t_after) * C + edge, real_after)
         d0 = load_later(du, age, t, at, c, length, 0, C, HAS_AGE)
         d1 = load_later(du, age, t, at, c, length, 1, C, HAS_AGE)
         value = d0 * w0 + d1 * w1
