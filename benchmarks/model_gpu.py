@@ -1,14 +1,17 @@
 """Whole language models on one GPU: a training step, prefill and decoding, VORT beside its peers.
 
     python benchmarks/model_gpu.py --out model_gpu.json [--with FOLDER] [--models vort,llama]
-    python benchmarks/model_gpu.py --resume --out model_gpu.json
+    python benchmarks/model_gpu.py --resume --out model_gpu.json [--models gla --only 'train|step']
+    python benchmarks/model_gpu.py --merge other.json --out model_gpu.json
 
 24 layers of 1,024, 16 heads, vocabulary 32,000, bf16 weights, random tokens. VORT has 8 scales and
 the default options of a language model with an output gate; Llama is Hugging Face's with SDPA;
 RetNet and GLA are flash-linear-attention's models with their own defaults, found in the folder that
 `--with` names or as installed. Every model runs in a process of its own, so that none finds the
 kernels of another compiled or its memory in use. A run cut short keeps what it measured; `--resume`
-goes on.
+goes on with what is missing, or with those of it that `--models` and `--only` name. `--merge` takes
+rows that are missing from a file of another run, and needs no GPU. `made_by` says where rows come
+from; those of later runs have a `run`, a number in the list `runs`. Compare rows of one run.
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
 `+compile`, or in `+recorded`: the step as a CUDA graph (`vort.models.RecordedStep`, which takes any
@@ -244,7 +247,7 @@ def recorded_step(model: Any) -> dict[str, Any]:
     return {"ms": median_ms(graph.replay, seconds=0.5), **found}
 
 
-def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
+def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | None) -> None:
     """Everything of one model that `found` lacks, written after each measurement."""
     plain, *how = name.split("+")
     model = build(plain)
@@ -262,6 +265,8 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str) -> None:
         except Exception as problem:
             record[key] = {"error": f"{type(problem).__name__}: {problem}"[:300]}
         record[key]["seconds"] = round(time.perf_counter() - began, 1)
+        if run is not None:
+            record[key]["run"] = run
         torch.cuda.empty_cache()
         out.write_text(json.dumps(found, indent=1) + "\n")
         shown = {k: v for k, v in record[key].items() if k != "longest"}
@@ -312,6 +317,39 @@ def about() -> dict[str, str]:
     return {"command": command, "commit": commit, "device": device, **versions}
 
 
+def begin_run(found: dict[str, Any], run: dict[str, Any]) -> int | None:
+    """The number of a run in `found`, by which its rows are marked; None for the first of all."""
+    if "made_by" not in found:
+        found["made_by"] = run
+        return None
+    found.setdefault("runs", []).append(run)
+    return len(found["runs"]) - 1
+
+
+def merge(found: dict[str, Any], other: dict[str, Any]) -> int:
+    """Take the rows that `found` lacks from `other`, each with the run it is from; how many."""
+    numbers: dict[int | None, int | None] = {}
+    taken = 0
+    for name, record in other.items():
+        if name in ("made_by", "runs"):
+            continue
+        own = found.setdefault(name, {})
+        for key, row in record.items():
+            if key in own or not isinstance(row, dict):
+                own.setdefault(key, row)
+                continue
+            before = row.get("run")
+            if before not in numbers:
+                run = other["made_by"] if before is None else other["runs"][before]
+                numbers[before] = begin_run(found, run)
+            number = numbers[before]
+            own[key] = {k: v for k, v in row.items() if k != "run"}
+            if number is not None:
+                own[key]["run"] = number
+            taken += 1
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("model_gpu.json"))
@@ -319,22 +357,33 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--only", default="", help="rows whose name matches, e.g. 'train|prefill'")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument(
+        "--merge", type=Path, help="take missing rows from this file; no GPU needed"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.merge is not None:
+        found = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+        taken = merge(found, json.loads(arguments.merge.read_text()))
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        print(f"{taken} rows of {arguments.merge} are new in {arguments.out}")
+        return
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
     if arguments.folder is not None:
         sys.path.insert(0, str(arguments.folder))
     keep = arguments.out.is_file() and (arguments.resume or arguments.one)
     found = json.loads(arguments.out.read_text()) if keep else {}
-    found.setdefault("made_by", about())
     if arguments.one:
-        measure(arguments.one, arguments.out, found, arguments.only)
+        measure(arguments.one, arguments.out, found, arguments.only, arguments.run)
         return
+    run = begin_run(found, about())
     arguments.out.write_text(json.dumps(found))
     for name in arguments.models.split(","):
         command = [sys.executable, __file__, "--one", name, "--out", str(arguments.out)]
         command += ["--only", arguments.only]
+        command += [] if run is None else ["--run", str(run)]
         if arguments.folder is not None:
             command += ["--with", str(arguments.folder)]
         subprocess.run(command, check=False, env=os.environ)

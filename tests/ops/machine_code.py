@@ -55,6 +55,15 @@ class Code(NamedTuple):
     def faults(self) -> list[str]:
         return unfenced(self.ptx) + unwritten(self.sass) + misread(self.ptx, self.sass)
 
+    def taken_apart(self) -> bool:
+        """Whether each 16 columns of a product are waited for: right, and slow.
+
+        The assembler does this to a whole kernel where it cannot follow an accumulator (its C7510
+        to C7515); a product it leaves whole ends in one instruction that can be waited for.
+        """
+        ends = len(re.findall(r"\bHGMMA\S*\s.*\bgsb0\b", self.sass))
+        return ends > self.ptx.count("wgmma.commit_group")
+
 
 @contextmanager
 def recorded() -> Iterator[dict[Launch, None]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.interpreter import needs_triton
-from tests.ops.machine_code import misread, unfenced, unwritten
+from tests.ops.machine_code import Code, misread, unfenced, unwritten
 
 WAIT, FENCE = "cp.async.wait_group 1;", "fence.proxy.async.shared::cta;"
 LOAD, PRODUCT = "cp.async.cg.shared.global [a], [b], 16;", "wgmma.mma_async.x;"
@@ -80,6 +80,15 @@ def test_products_read_by_descriptors_the_kernel_has(code: list[str], faults: in
     assert len(misread(WRITTEN_WITH, listing)) == faults
 
 
+def test_a_product_that_is_waited_for_in_parts_is_noticed() -> None:
+    step, last = "HGMMA.64x64x16.F32.BF16 R8, R4, gdesc[UR4], R8 ;", "gsb0 ;"
+    whole = f"{step}\n{step[:-1]}, {last}"
+    apart = f"{step[:-1]}, {last}\nWARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n{step[:-1]}, {last}"
+    commit = "wgmma.commit_group.sync.aligned;"
+    assert not Code(commit, whole).taken_apart()
+    assert Code(commit, apart).taken_apart()
+
+
 @needs_triton
 def test_kernels_of_unequal_heads_compile_without_fault() -> None:
     """The shape that ptxas 12.8 once got wrong."""
@@ -98,6 +107,7 @@ def test_kernels_of_unequal_heads_compile_without_fault() -> None:
     for name, code in kernels.items():
         assert ("HGMMA" in code.sass) == (name in with_products), name
         assert code.faults() == [], name
+        assert not code.taken_apart(), name
 
 
 @pytest.mark.slow

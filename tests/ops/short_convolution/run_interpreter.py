@@ -34,6 +34,24 @@ def many_blocks_equal_exact() -> None:
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
 
 
+def turned_again_equal_the_first() -> None:
+    from tests.ops.short_convolution.cases import make_inputs
+    from vort.ops.short_convolution.tiles import Inputs, heads_fused, turned_again
+    from vort.ops.short_convolution.triton import turn_table
+
+    for seed, case in enumerate(c for c in CASES if c.rope and not c.seen and c.bounds is None):
+        given = make_inputs(case, torch.float32, "cpu", seed)
+        x, weight, q_norm, k_norm, *maps = (given[n] for n in WEIGHTS)
+        cos, sin = turn_table(case.length, case.dim, 1e4, torch.device("cpu"))
+        maps = maps if case.features else [None, None]
+        inputs = Inputs(
+            x, weight, given["state"], None, q_norm, k_norm, cos, sin, *maps, case.heads,
+            case.kv_heads, 1e-6, True,
+        )  # fmt: skip
+        for once, again in zip(heads_fused(inputs)[3:5], turned_again(inputs), strict=True):
+            assert torch.equal(once, again), case.name
+
+
 def obeys_torch_library() -> None:
     from tests.ops.short_convolution.cases import HeadsCase, make_inputs
     from vort.ops.short_convolution.tiles import Inputs, heads_fused

@@ -37,21 +37,24 @@ def test_without_a_convolution_heads_are_the_projections() -> None:
     assert again is None
 
 
-def test_heads_computed_again_give_the_same_gradients() -> None:
+def test_turned_heads_computed_again_give_the_same_gradients() -> None:
     x = torch.randn(2, 5, 24, requires_grad=True)
-    heads = Heads(*(h.contiguous() for h in to_heads([x], 2, 1)[:6]), None)
+    heads = Heads(*(h.contiguous() for h in to_heads([x], 2, 1, rope_base=1e4)[:6]), None)
     calls: list[int] = []
 
     def again() -> list[torch.Tensor]:
         calls.append(1)
-        return [h.detach().clone() for h in heads[:6]]
+        return [h.detach().clone() for h in (heads.turned_q, heads.turned_k)]
+
+    def loss() -> torch.Tensor:
+        both = heads.turned_q * heads.turned_k
+        return (both.exp() * heads.turned_q).sum() + (heads.v * heads.near_v).sum()
 
     with computed_again(heads._replace(again=again)):
-        y = (heads.q.exp() * heads.q).sum() + (heads.v * heads.near_v).sum()
-    (grad,) = torch.autograd.grad(y, x)
+        y = loss()
+    (grad,) = torch.autograd.grad(y, x, retain_graph=True)
     assert calls == [1]
-    y = (heads.q.exp() * heads.q).sum() + (heads.v * heads.near_v).sum()
-    assert torch.equal(grad, torch.autograd.grad(y, x)[0])
+    assert torch.equal(grad, torch.autograd.grad(loss(), x)[0])
 
 
 class _Mark:
@@ -79,6 +82,19 @@ def test_a_forward_without_its_backward_leaves_nothing() -> None:
     assert found() is not None
     del y
     assert found() is None
+
+
+def test_turned_heads_that_are_computed_again_are_not_held() -> None:
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    heads = Heads(*(h.contiguous() for h in to_heads([x], 2, 1, rope_base=1e4)[:6]), None)
+    kept = [h.detach().clone() for h in (heads.turned_q, heads.turned_k)]
+    with computed_again(heads._replace(again=lambda: kept)):
+        y = (heads.turned_q * heads.turned_k).sum()
+    found = ref(heads.turned_q)
+    del heads
+    assert found() is None
+    y.backward()
+    assert x.grad is not None
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 7])
@@ -116,8 +132,8 @@ def test_bad_arguments_are_named() -> None:
 
 def test_parts_of_heads_are_computed_again_too() -> None:
     made = torch.randn(6, 1, 9, 2, 4)
-    heads = Heads(*(x.clone().requires_grad_() for x in made), None, again=lambda: list(made))  # type: ignore[arg-type]
-    for number in range(3):
+    heads = Heads(*(x.clone().requires_grad_() for x in made), None, again=lambda: list(made[3:5]))  # type: ignore[arg-type]
+    for number in (3, 4):
         whole = heads[number]
         assert isinstance(whole, torch.Tensor)
         with computed_again(heads):

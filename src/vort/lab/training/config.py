@@ -52,7 +52,8 @@ class TrainingConfig:
         shard: where several processes train, whether each keeps a part of weights, gradients and
             moments (FSDP2, a block at a time) instead of all of them.
         record_steps: on one GPU, without accumulation, launch a step once and replay it from then
-            on (`vort.models.RecordedStep`): small models train several times as fast.
+            on (`vort.models.RecordedStep`): it pays where launching a step takes longer than
+            computing it, as with small batches.
 
     >>> TrainingConfig(steps=100, batch_size=8).learning_rate
     0.0003

@@ -18,8 +18,9 @@ except ImportError:  # an older Triton
     gdc_launch_dependents = gdc_wait = None
 
 __all__ = [
-    "fence_loads", "fold", "keep_branch", "let_next_start", "load_column", "load_flipped",
-    "load_rows", "store_rows", "uniform", "wait_for_inputs",
+    "ask", "fence_loads", "finished", "fold", "fold_pair", "keep_branch", "let_next_start",
+    "load_column", "load_flipped", "load_rows", "narrow", "store_rows", "uniform",
+    "wait_for_inputs", "widen",
 ]  # fmt: skip
 
 ON_GPU = tl.constexpr(not knobs.runtime.interpret)
@@ -70,6 +71,44 @@ def load_column(ptr, t0, n, h, H: tl.constexpr, s, S: tl.constexpr, BT: tl.const
 
 
 @triton.jit
+def widen(x):
+    """To float32; of two bfloat16 numbers that share a register, each is one instruction away."""
+    if x.dtype == tl.bfloat16:
+        if ON_GPU:
+            x = tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
+                dtype=tl.float32, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            x = x.to(tl.float32)
+    return x
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """From float32, two numbers an instruction: one at a time where both forms are used on."""
+    if dtype == tl.bfloat16:
+        if ON_GPU:
+            x = tl.inline_asm_elementwise(
+                "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x],
+                dtype=tl.bfloat16, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            x = x.to(dtype)
+    return x
+
+
+@triton.jit
+def ask(rows, mask):
+    """Have lines brought near that are loaded later; rows: where each begins, ``[BT, 1]``."""
+    if ON_GPU:
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+            "=r,l,r", [rows, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def keep_branch(step):
     """To be called first in an `if` that is seldom true: without it both sides are computed.
 
@@ -79,6 +118,21 @@ def keep_branch(step):
         tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [step], dtype=tl.int32, is_pure=False, pack=1
         )
+
+
+@triton.jit
+def finished(x):
+    """A product's result, waited for here, so that it is not one with the sum it is added to.
+
+    A product that adds to what a loop carries may run on into the loop's next step. Where nothing
+    else of that step ends before it does, the assembler gives up (C7515): it then waits after every
+    16 columns of every product of the kernel.
+    """
+    if ON_GPU:
+        x = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return x
 
 
 @triton.jit
@@ -155,24 +209,48 @@ def fence_loads(step):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def fold_kernel(partial, out, rows, N: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr):
-    """BN column sums of ``[rows, N]``."""
-    col = tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
+def fold_kernel(partial, out, second, rows, N: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr):
+    """BN column sums of ``[rows, N]``, and where there is a second result, of the next ``rows``."""
+    COLUMNS: tl.constexpr = (N + BN - 1) // BN
+    pid = tl.program_id(0)
+    group = (pid // COLUMNS).to(tl.int64)
+    if second is not None:
+        out = tl.where(group == 0, out, second)
+    flat = pid % COLUMNS * BN + tl.arange(0, BN)
+    col = flat[None, :]
     acc = tl.zeros([BR, BN], dtype=tl.float32)
     for first in range(0, rows, BR):
-        row = (first + tl.arange(0, BR)).to(tl.int64)[:, None]
-        acc += tl.load(partial + row * N + col, mask=(row < rows) & (col < N), other=0.0)
-    flat = tl.program_id(0) * BN + tl.arange(0, BN)
+        row = (first + tl.arange(0, BR))[:, None]
+        at = (group * rows + row) * N + col
+        acc += tl.load(partial + at, mask=(row < rows) & (col < N), other=0.0)
     tl.store(out + flat, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=flat < N)
+
+
+# Rows that a program of a fold takes at once: it waits for memory once for so many.
+FOLDED = 512
 
 
 def fold(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Float32 `partial` summed over its first axis, in a fixed order; rounded once."""
-    out = partial.new_empty(partial.shape[1:], dtype=dtype)
-    size = out.numel()
-    columns = min(32, power_of_two(size))
+    return _fold(partial[None], dtype)[0]
+
+
+def fold_pair(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Likewise of `[2, rows, ...]`, each half by itself, in one launch."""
+    first, second = _fold(partial, dtype)
+    return first, second
+
+
+def _fold(partial: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    rows, kept = partial.shape[1], partial.shape[2:]
+    found = [partial.new_empty(kept, dtype=dtype) for _ in partial]
+    size = kept.numel()
+    # few columns are spread over more programs
+    columns = min(32 if size * len(found) > 4096 else 16, power_of_two(size))
+    height = min(FOLDED, power_of_two(rows))
     launch(
-        fold_kernel, -(-size // columns), partial, out, partial.shape[0],
-        N=size, BN=columns, BR=128, tile=Tile(0, 4, 1),
+        fold_kernel, len(found) * -(-size // columns), partial, found[0],
+        found[1] if len(found) > 1 else None, rows,
+        N=size, BN=columns, BR=height, tile=Tile(0, 8 if height * columns >= 8192 else 4, 1),
     )  # fmt: skip
-    return out
+    return found

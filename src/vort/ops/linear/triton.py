@@ -246,19 +246,16 @@ def _products_back(
     inputs: ProductInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
     total, norm = _dense_rows(kept[0]), inputs.norm
-    normed = total if norm is None else norm_rows(total, norm, inputs.eps)[1]
     along, dnormed = (None if g is None else _flat(g) for g in grads[:2])
     own = False
     if norm is None and along is not None:
         # both are gradients to the same numbers
         along, dnormed = None, along if dnormed is None else along + dnormed
-    found: list[Tensor | None] = []
-    for weights, came in zip(inputs.groups(), grads[2:], strict=False):
-        if came is None:
-            found += [None] * len(weights)
+    flat = [None if g is None else _flat(g) for g in grads[2:]]
+    came = list(zip(inputs.groups(), flat, strict=False))
+    for weights, grad in came:
+        if grad is None:
             continue
-        grad = _flat(came)
-        found += _parted(grad.T @ normed, weights)
         joined = _joined(weights)
         # the sum over products is taken inside them, in place once it is ours
         if own and dnormed is not None:
@@ -266,11 +263,17 @@ def _products_back(
         else:
             dnormed = grad @ joined if dnormed is None else torch.addmm(dnormed, grad, joined)
         own = True
-    found += [None] * (MOST - len(found))
-    dx, dnorm = dnormed, None
+    # before the weights: their gradients need what the norm made, which comes with its backward
+    dx, dnorm, normed = dnormed, None, total
     if norm is not None:
         dnormed = torch.zeros_like(total) if dnormed is None else dnormed.contiguous()
-        dx, dnorm = norm_rows_back(dnormed, dense(along), total, norm, inputs.eps)
+        again = torch.empty_like(total) if own else None
+        dx, dnorm = norm_rows_back(dnormed, dense(along), total, norm, inputs.eps, again)
+        normed = total if again is None else again
+    found: list[Tensor | None] = []
+    for weights, grad in came:
+        found += [None] * len(weights) if grad is None else _parted(grad.T @ normed, weights)
+    found += [None] * (MOST - len(found))
     dx = None if dx is None else dx.view(kept[0].shape)
     return dx, dx, dnorm, *found
 
@@ -316,7 +319,6 @@ def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool])
     along, dy = (None if g is None else _dense_rows(g) for g in grads)
     if dy is None:
         dy = torch.zeros_like(total)
-    normed = total if norm is None else norm_rows(total, norm, eps)[1]
     hidden, dboth = both.new_empty(both.shape[0], both.shape[1] // 2), torch.empty_like(both)
     count, sizes = _halves(both)
     launch(
@@ -324,12 +326,13 @@ def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool])
         both.stride(0), **sizes,
     )  # fmt: skip
     ddown = dy.T @ hidden
-    dgate, dup = _parted(dboth.T @ normed, [gate, up])
-    dx, dnorm = dboth @ torch.cat([gate, up]), None
+    dx, dnorm, normed = dboth @ torch.cat([gate, up]), None, total
     if norm is not None:
-        dx, dnorm = norm_rows_back(dx, along, total, norm, eps)
+        normed = torch.empty_like(total)
+        dx, dnorm = norm_rows_back(dx, along, total, norm, eps, normed)
     elif along is not None:
         dx += along
+    dgate, dup = _parted(dboth.T @ normed, [gate, up])
     dx = dx.view(kept[0].shape)
     return dx, dx, dnorm, dgate, dup, ddown
 

@@ -117,10 +117,13 @@ def add_norm_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def add_norm_gradient_kernel(
-    grad, along_total, total, weight, dx, partial, rows, eps,
+    grad, along_total, total, weight, dx, y, partial, rows, eps,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, HAS_ALONG: tl.constexpr,
 ):  # fmt: skip
-    """dx of every n-th block of rows for n programs, and their part of dweight ``[n, D]``."""
+    """dx of every n-th block of rows for n programs, and their part of dweight ``[n, D]``.
+
+    y: where it is there, what the norm made of `total`, once more.
+    """
     programs = tl.num_programs(0)
     first = tl.program_id(0).to(tl.int64)
     scale = load_weight(weight, D, BD)
@@ -132,13 +135,19 @@ def add_norm_gradient_kernel(
         at = row * D + col
         value = tl.load(total + at, mask=mask, other=0.0).to(tl.float32)
         g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+        # asked for before the sums over rows, at which threads wait for each other
+        more = g
+        if HAS_ALONG:
+            more = tl.load(along_total + at, mask=mask, other=0.0)
         rstd = tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
         value *= rstd
+        if y is not None:
+            tl.store(y + at, (value * scale).to(y.dtype.element_ty), mask=mask)
         acc += tl.where(mask, g * value, 0.0)
         g *= scale
         out = rstd * (g - (tl.sum(g * value, axis=1) / D)[:, None] * value)
         if HAS_ALONG:
-            out += tl.load(along_total + at, mask=mask, other=0.0).to(tl.float32)
+            out += more.to(tl.float32)
         tl.store(dx + at, out.to(dx.dtype.element_ty), mask=mask)
     flat = tl.arange(0, BD)
     tl.store(partial + first * D + flat, tl.sum(acc, axis=0), mask=flat < D)
@@ -236,15 +245,23 @@ def norm_rows(
 
 
 def norm_rows_back(
-    dy: Tensor, along: Tensor | None, total: Tensor, weight: Tensor, eps: float
+    dy: Tensor,
+    along: Tensor | None,
+    total: Tensor,
+    weight: Tensor,
+    eps: float,
+    again: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients to `total` of `norm_rows`, what came along another way added, and to the weight."""
+    """Gradients to `total` of `norm_rows`, what came along another way added, and to the weight.
+
+    again: filled with the norm of `total` once more, for whoever multiplied it and kept nothing.
+    """
     dx = torch.empty_like(total)
     count, sizes = blocks_of(total, BACKWARD_TILE)
     programs = min(count, PROGRAMS)
     partial = total.new_empty(programs, total.shape[-1], dtype=torch.float32)
     launch(
-        add_norm_gradient_kernel, programs, dy, along, total, weight, dx, partial,
+        add_norm_gradient_kernel, programs, dy, along, total, weight, dx, again, partial,
         total.numel() // total.shape[-1], eps, HAS_ALONG=along is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     return dx, fold(partial, weight.dtype)

@@ -42,7 +42,7 @@ class Heads(NamedTuple):
             they are used.
         state: `[B, W - 1, C]`, the last inputs of the convolution, where asked for.
         mapped: whether q and k went through their feature maps.
-        again: computes the first six once more; None where they are as well kept.
+        again: computes the turned ones once more; None where they are as well kept.
     """
 
     q: Tensor
@@ -53,7 +53,7 @@ class Heads(NamedTuple):
     near_v: Tensor
     state: Tensor | None
     mapped: bool = False
-    again: Callable[[], Sequence[Tensor]] | None = None
+    again: Callable[[], Sequence[Any]] | None = None
 
 
 def short_convolution(
@@ -220,7 +220,7 @@ def _by_kernels(
         turned_q, turned_k = q, k
     elif q.requires_grad and not traced(x):
         plain: Any = [t.detach() if isinstance(t, Tensor) else t for t in inputs]
-        again = partial(tiles.heads_again, tiles.Inputs(*plain))
+        again = partial(tiles.turned_again, tiles.Inputs(*plain))
     near_v = v if near_v is None else near_v
     return Heads(q, k, v, turned_q, turned_k, near_v, after, mapped, again)
 
@@ -243,30 +243,33 @@ def _fit(x: Tensor, dim: int, *maps: Tensor) -> bool:
 
 @contextmanager
 def computed_again(heads: Heads) -> Iterator[None]:
-    """What is called within keeps no heads for its backward: they are computed again, once for all.
+    """What is called within keeps no turned heads for its backward: they are computed again.
 
-    Heads are six tensors, five of them as large as the hidden states, and a fraction of their
-    layer's time.
+    Of what a layer hands to its parts they are the two tensors that take least to be had again,
+    each as large as the hidden states; features and values would take twice as long.
     """
     if heads.again is None:
         yield
         return
     compute = heads.again
-    numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(heads[:6])}
+    # Numbers and types alone go into the hooks: what they held would live as long as the graph.
+    turned = (heads.turned_q, heads.turned_k)
+    dtypes = [x.dtype for x in turned]
+    numbers = {(x.data_ptr(), x.numel()): i for i, x in enumerate(turned)}
     # Those that have a storage to themselves, of which a part may be kept as well.
     storages = {
         x.untyped_storage().data_ptr(): i
-        for i, x in enumerate(heads[:6])
+        for i, x in enumerate(turned)
         if x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
     }
-    made: list[Sequence[Tensor]] = []
+    made: list[Sequence[Any]] = []
 
     def pack(x: Tensor) -> Any:
         number = numbers.get((x.data_ptr(), x.numel())) if x.is_contiguous() else None
         if number is not None:
             return number, x.shape, None, 0
         number = storages.get(x.untyped_storage().data_ptr())
-        if number is None or x.dtype != heads[number].dtype:  # type: ignore[union-attr]
+        if number is None or x.dtype != dtypes[number]:
             # Detached: an output would hold the node that holds it, and neither would be freed.
             return x.detach()
         return number, x.shape, x.stride(), x.storage_offset()

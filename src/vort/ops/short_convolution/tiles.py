@@ -25,9 +25,9 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op, traced
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import ON_GPU, fence_loads, fold
+from vort.ops.gpu.parts import ON_GPU, ask, fence_loads, fold, fold_pair, widen
 
-__all__ = ["Inputs", "heads_again", "heads_fused"]
+__all__ = ["Inputs", "heads_fused", "turned_again"]
 
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
@@ -66,20 +66,6 @@ def reciprocal(x):
 @triton.jit
 def sigmoid(u):
     return reciprocal(1.0 + power(u * -LOG2E))
-
-
-@triton.jit
-def widen(x):
-    """To float32; of two bfloat16 numbers that share a register, each is one instruction away."""
-    if x.dtype == tl.bfloat16:
-        if ON_GPU:
-            x = tl.inline_asm_elementwise(
-                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x],
-                dtype=tl.float32, is_pure=True, pack=2,
-            )  # fmt: skip
-        else:
-            x = x.to(tl.float32)
-    return x
 
 
 @triton.jit
@@ -268,13 +254,15 @@ def heads_tile_kernel(
     """A block of one head: stored as it is, or its features; queries and keys turned as well.
 
     x's rows lie STRIDE apart: with it known, rows at all lags are one address and known offsets.
+    Without v turned heads are all that is wanted.
     """
     HALF: tl.constexpr = D // 2
     C: tl.constexpr = (HQ + 2 * HK) * D
+    HEADS: tl.constexpr = HQ + HK if v is None else HQ + 2 * HK
     NARROW: tl.constexpr = x.dtype.element_ty
     pid = tl.program_id(0)
-    n = pid % (HQ + 2 * HK)
-    block = pid // (HQ + 2 * HK)
+    n = pid % HEADS
+    block = pid // HEADS
     row = (block // blocks).to(tl.int64)
     t0 = block % blocks * BT
     r = tl.arange(0, BT)[:, None]
@@ -292,9 +280,10 @@ def heads_tile_kernel(
     )  # fmt: skip
     first = row * length + t0
     if n >= HQ + HK:
-        out = v + (first * HK + (n - HQ - HK)) * D
-        a, b = ua * sigmoid(ua), ub * sigmoid(ub)
-        store_both(out, r * (HK * D) + i, a, b, inside, i, HALF, BH)
+        if v is not None:
+            out = v + (first * HK + (n - HQ - HK)) * D
+            a, b = ua * sigmoid(ua), ub * sigmoid(ub)
+            store_both(out, r * (HK * D) + i, a, b, inside, i, HALF, BH)
     else:
         query = n < HQ
         heads = HQ
@@ -315,18 +304,19 @@ def heads_tile_kernel(
             c, s = cos + (row * turn_stride + t0) * HALF, sin + (row * turn_stride + t0) * HALF
             place = (old - t0) * HALF + i
             store_turned(turned, za, zb, c, s, at, place, inside, i, HALF, BH)
-        out = tl.where(query, q, k)
-        if MAPPED:
-            w = tl.where(query, q_map, k_map)
-            wa = map_half(w, h, 0, D, M, HALF, BH, BM)
-            wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
-            p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
-            j = tl.arange(0, BM)[None, :]
-            out += (first * heads + h) * (2 * M)
-            store_half(out, r * (heads * 2 * M) + j, p, inside, j, M, BM)
-            store_half(out, r * (heads * 2 * M) + M + j, m, inside, j, M, BM)
-        else:
-            store_both(out + base, at, za, zb, inside, i, HALF, BH)
+        if v is not None:
+            out = tl.where(query, q, k)
+            if MAPPED:
+                w = tl.where(query, q_map, k_map)
+                wa = map_half(w, h, 0, D, M, HALF, BH, BM)
+                wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
+                p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
+                j = tl.arange(0, BM)[None, :]
+                out += (first * heads + h) * (2 * M)
+                store_half(out, r * (heads * 2 * M) + j, p, inside, j, M, BM)
+                store_half(out, r * (heads * 2 * M) + M + j, m, inside, j, M, BM)
+            else:
+                store_both(out + base, at, za, zb, inside, i, HALF, BH)
 
 
 @triton.jit
@@ -375,16 +365,6 @@ def came_back(
 
 
 @triton.jit
-def ask(rows, mask):
-    """Have lines brought near that are loaded later; rows: where each begins, ``[BT, 1]``."""
-    if ON_GPU:
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-            "=r,l,r", [rows, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
 def sums_back(
     x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
     n, h, part, parts, count, blocks, length, batch_units, turn_stride, eps,
@@ -426,6 +406,19 @@ def sums_back(
         past = xs
         if HAS_STATE:
             past = state + row * ((W - 1) * C) + n * D
+        # what the next step loads is on its way while this one is computed
+        after = block + parts
+        row_after = (after // blocks).to(tl.int64)
+        t_after = after % blocks * BT
+        real = (after < count) & (t_after + r < length)
+        begin = row_after * length + t_after
+        ask(x + row_after * (batch_units * UNIT) + (t_after + r).to(tl.int64) * STRIDE + n * D,
+            real)  # fmt: skip
+        if PLAIN:
+            wide: tl.constexpr = 2 * M if MAPPED else D
+            ask(plain + ((begin + r) * H + h) * wide, real)
+        if TURNED:
+            ask(turned + ((begin + r) * H + h) * D, real)
         ua, ub = convolve(
             xs, taps + n * D, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE,
             HAS_STATE, HAS_AGE,
@@ -435,8 +428,6 @@ def sums_back(
             features = plain + (first * H + h) * (2 * M)
             dp = load_half(features, r * (H * 2 * M) + j, inside, j, M, BM)
             dm = load_half(features, r * (H * 2 * M) + M + j, inside, j, M, BM)
-            if TURNED:
-                ask(turned + (first * H + h) * D + r * (H * D), inside)
             za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
             fence_loads(step)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
@@ -729,10 +720,17 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     dq, dk = _pair(grads[0], grads[1], like[:2])
     dq_turned, dk_turned = _pair(grads[3], grads[4], like[3:5])
     wide: dict[str, Any] = {"dtype": torch.float32}
-    norms = ((heads, inputs.q_norm), (kv_heads, inputs.k_norm))
-    maps = (inputs.q_map, inputs.k_map)
-    sums = [None if w is None else x.new_empty(parts * n, dim, **wide) for n, w in norms]
-    sums += [None if w is None else x.new_empty(parts, *w.shape, **wide) for w in maps]
+    # those of queries and of keys side by side, to be folded together
+    norms = maps = None
+    sums: list[Tensor | None] = [None] * 4
+    if inputs.q_norm is not None:
+        # rows that the fewer heads of keys leave out add nothing
+        make = x.new_empty if heads == kv_heads else x.new_zeros
+        norms = make(2, parts * max(heads, kv_heads), dim, **wide)
+        sums[:2] = norms
+    if inputs.q_map is not None:
+        maps = x.new_empty(2, parts, *inputs.q_map.shape, **wide)
+        sums[2:] = maps
     du = x.new_empty(x.shape)
     taps = kept[0] if kept else _taps(weight)
     assert taps is not None
@@ -743,13 +741,21 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         inputs.eps, tile=tile, **constants,
     )  # fmt: skip
     dx, dtaps = _through_taps(inputs, constants, taps, du)
-    found = [
-        None if partial is None or w is None else fold(partial, w.dtype)
-        for partial, w in zip(
-            (dtaps, *sums), (weight, inputs.q_norm, inputs.k_norm, *maps), strict=True
-        )
-    ]
-    return dx, *found
+    return (
+        dx,
+        fold(dtaps, weight.dtype),
+        *_fold_pair(norms, inputs.q_norm, inputs.k_norm),
+        *_fold_pair(maps, inputs.q_map, inputs.k_map),
+    )
+
+
+def _fold_pair(partial: Tensor | None, q: Tensor | None, k: Tensor | None) -> Tensors:
+    """Sums `[2, parts, ...]` of queries and keys as the gradients to both."""
+    if partial is None or q is None or k is None:
+        return None, None
+    if q.dtype == k.dtype:
+        return fold_pair(partial, q.dtype)
+    return fold(partial[0], q.dtype), fold(partial[1], k.dtype)
 
 
 def _through_taps(
@@ -798,6 +804,17 @@ def heads_fused(inputs: Inputs) -> Some:
     return _heads(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
 
 
-def heads_again(inputs: Inputs) -> Some:
-    """The same outputs, without a backward."""
-    return _forward(inputs)[:6]
+def turned_again(inputs: Inputs) -> Tensors:
+    """Turned queries and keys once more, without a backward: no map, no values."""
+    inputs = _rows(inputs)
+    x = inputs.x
+    constants = _constants(inputs, FORWARD) | {"MAPPED": False}
+    blocks = -(-x.shape[1] // constants["BT"])
+    heads = inputs.num_heads + inputs.num_key_value_heads
+    turned = _shapes(inputs)[3:5]
+    launch(
+        heads_tile_kernel, x.shape[0] * blocks * heads, x, _taps(inputs.weight), *inputs[2:8],
+        None, None, None, None, None, *turned, x.shape[1], x.stride(0) // constants["UNIT"],
+        blocks, _turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
+    )  # fmt: skip
+    return turned

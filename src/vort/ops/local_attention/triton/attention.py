@@ -93,24 +93,29 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     batch, length, heads, _ = q.shape
     constants["ENTROPY"] = dentropy is not None
     dq, dk, dv, shared = (torch.empty_like(x) for x in (q, k, v, lse))
+    slopes = None if dentropy is None else torch.empty_like(lse)
     launch(
         query_kernel, batch * heads * _blocks(length, tiling.rows),
-        *tensors, o, lse, entropy, do, dentropy, dq, shared, *numbers,
+        *tensors, o, lse, entropy, do, dentropy, dq, shared, slopes, *numbers,
         BM=tiling.rows, BN=tiling.query.columns, tile=tiling.query, **constants,
     )  # fmt: skip
     launch(
         key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
-        *tensors, lse, shared, do, dentropy, dk, dv, *numbers,
+        *tensors, lse, shared, slopes, do, dk, dv, *numbers,
         BM=tiling.key.columns, BN=tiling.rows, tile=tiling.key, **constants,
     )  # fmt: skip
     return dq, dk, dv
 
 
 def _shapes(inputs: Inputs) -> Tensors:
-    rows = inputs.q.shape[:3]
-    lse = inputs.q.new_empty(rows, dtype=torch.float32)
-    o = inputs.v.new_empty(*rows, inputs.v.shape[-1])
-    return o, torch.empty_like(lse) if inputs.with_entropy else None, lse
+    batch, length, heads, dim = inputs.q.shape
+    block = choose_tiling(max(map(power_of_two, (dim, inputs.v.shape[3]))), inputs.q.dtype).rows
+    lse = inputs.q.new_empty(batch, heads, _blocks(length, block) * block, dtype=torch.float32)
+    o = inputs.v.new_empty(batch, length, heads, inputs.v.shape[-1])
+    entropy = None
+    if inputs.with_entropy:
+        entropy = o.new_empty(batch, length, heads, dtype=torch.float32)
+    return o, entropy, lse
 
 
 _attend = custom_op(

@@ -10,7 +10,8 @@ Backward: with p = softmax(s) and H = -sum p log p a row of scores receives
 
     ds = p (dp - sum p dp - dH (log p + H)),     dp_j = do·v_j,     sum p dp = do·o.
 
-``shared = do·o + dH H`` is one number for each row; the queries' kernel leaves it for the keys'.
+``shared = do·o + dH H`` is one number for each row, the slope dH another; the queries' kernel
+leaves them for the keys', in an order in which they are loaded several at once.
 Heads that share keys are summed in registers, so nothing is added atomically and two runs agree to
 the bit.
 """
@@ -38,6 +39,15 @@ def first_seen(start, t0, shift, window, HAS_START: tl.constexpr):
 
 
 @triton.jit
+def row_at(b, h, t0, T, H: tl.constexpr, BLOCK: tl.constexpr):
+    """Where numbers of queries from t0 on lie in ``[B, H, T]``, T filled up to whole blocks.
+
+    Side by side and at known multiples, so that several are loaded at once; those beyond T exist.
+    """
+    return (b * H + h).to(tl.int64) * (tl.cdiv(T, BLOCK) * BLOCK) + t0
+
+
+@triton.jit
 def in_sight(
     queries, keys, start, valid, b, T, shift, window,
     HAS_START: tl.constexpr, HAS_VALID: tl.constexpr, TRANSPOSED: tl.constexpr,
@@ -54,7 +64,12 @@ def in_sight(
     else:
         row = at[:, None]
         col = keys[None, :]
-    sight = (col <= row) & (col > row - window)
+    if queries.shape[0] * keys.shape[0] > 2048:
+        sight = (col <= row) & (col > row - window)
+    else:
+        # one comparison for both ends, where there are registers for it: a key yet to come is far
+        # behind, unsigned
+        sight = (row - col).to(tl.uint32, bitcast=True) < window.to(tl.uint32, bitcast=True)
     if HAS_START:
         begin = tl.load(start + queries, mask=queries < T, other=0).to(tl.int32)
         if TRANSPOSED:
@@ -116,15 +131,16 @@ def attend_kernel(
     one = tl.where(l > 0, l, 1.0)
     acc *= (1.0 / one)[:, None]
     store_rows(o, acc, token, T - t0, h, H, 0, V, BM, BV)
-    rows = (token + tl.arange(0, BM)) * H + h
-    tl.store(lse + rows, m + tl.log2(one), mask=queries < T)
+    tl.store(lse + row_at(b, h, t0, T, H, BM) + tl.arange(0, BM), m + tl.log2(one))
     if ENTROPY:
+        rows = (token + tl.arange(0, BM)) * H + h
         tl.store(entropy + rows, (tl.log2(one) - u / one) * LN2, mask=queries < T)
 
 
 @triton.jit(do_not_specialize=["T", "shift", "window"])
 def query_kernel(
-    q, k, v, start, valid, o, lse, entropy, do, dentropy, dq, shared_out, T, shift, window, scale,
+    q, k, v, start, valid, o, lse, entropy, do, dentropy, dq, shared_out, slope_out,
+    T, shift, window, scale,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_START: tl.constexpr,
     HAS_VALID: tl.constexpr, ENTROPY: tl.constexpr, PREC: tl.constexpr,
@@ -141,12 +157,15 @@ def query_kernel(
     qt = load_rows(q, token, T - t0, h, H, 0, D, BM, BD)
     dot = load_rows(do, token, T - t0, h, H, 0, V, BM, BV)
     ot = load_rows(o, token, T - t0, h, H, 0, V, BM, BV)
-    total = load_column(lse, token, T - t0, h, H, 0, 1, BM)
+    rows = row_at(b, h, t0, T, H, BM) + tl.arange(0, BM)
+    total = tl.load(lse + rows)
     shared = tl.sum(ot.to(tl.float32) * dot.to(tl.float32), axis=1)
     if ENTROPY:
         dH = load_column(dentropy, token, T - t0, h, H, 0, 1, BM)
         shared += dH * load_column(entropy, token, T - t0, h, H, 0, 1, BM)
-    tl.store(shared_out + (token + tl.arange(0, BM)) * H + h, shared, mask=queries < T)
+        dH *= LN2
+        tl.store(slope_out + rows, dH)
+    tl.store(shared_out + rows, shared)
     acc = tl.zeros([BM, BD], dtype=tl.float32)
     first = first_seen(start, t0, shift, window, HAS_START) // BN * BN
     last = tl.minimum(t0 + BM, T) + shift
@@ -162,7 +181,7 @@ def query_kernel(
         s = tl.where(sight, s - total[:, None], MASKED)
         ds = tl.dot(dot, tl.trans(vt), input_precision=PREC) - shared[:, None]
         if ENTROPY:
-            ds -= (dH * LN2)[:, None] * s
+            ds -= dH[:, None] * s
         ds *= tl.exp2(s)
         acc = tl.dot(ds.to(kt.dtype), kt, acc, input_precision=PREC)
     store_rows(dq, acc * scale, token, T - t0, h, H, 0, D, BM, BD)
@@ -170,7 +189,7 @@ def query_kernel(
 
 @triton.jit(do_not_specialize=["T", "shift", "window"])
 def key_kernel(
-    q, k, v, start, valid, lse, shared_rows, do, dentropy, dk, dv, T, shift, window, scale,
+    q, k, v, start, valid, lse, shared_rows, slopes, do, dk, dv, T, shift, window, scale,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_START: tl.constexpr,
     HAS_VALID: tl.constexpr, ENTROPY: tl.constexpr, PREC: tl.constexpr,
@@ -198,8 +217,9 @@ def key_kernel(
         token = b.to(tl.int64) * T + t0
         qt = load_rows(q, token, T - t0, h, H, 0, D, BM, BD)
         dot = load_rows(do, token, T - t0, h, H, 0, V, BM, BV)
-        total = load_column(lse, token, T - t0, h, H, 0, 1, BM)
-        shared = load_column(shared_rows, token, T - t0, h, H, 0, 1, BM)
+        rows = row_at(b, h, t0, T, H, BN) + tl.arange(0, BM)
+        total = tl.load(lse + rows)
+        shared = tl.load(shared_rows + rows)
         queries = t0 + tl.arange(0, BM)
         sight = in_sight(
             queries, keys, start, valid, b, T, shift, window, HAS_START, HAS_VALID, True
@@ -212,8 +232,7 @@ def key_kernel(
         dvt = tl.dot(p.to(dot.dtype), dot, dvt, input_precision=PREC)
         ds = tl.dot(vt, tl.trans(dot), input_precision=PREC) - shared[None, :]
         if ENTROPY:
-            dH = load_column(dentropy, token, T - t0, h, H, 0, 1, BM)
-            ds -= (dH * LN2)[None, :] * s
+            ds -= tl.load(slopes + rows)[None, :] * s
         ds *= p
         dkt = tl.dot(ds.to(qt.dtype), qt, dkt, input_precision=PREC)
     store_rows(dk, dkt * scale, key_token, left, g, HKV, 0, D, BN, BD)

@@ -55,7 +55,7 @@ def normalizer_kernel(
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def query_kernel(
-    q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, dlog_decay, table,
+    q, k, v, write, read, log_decay, G, b, do, shift, shift_out, dq, dread, dlog_decay, table,
     T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
@@ -65,6 +65,8 @@ def query_kernel(
     """``dq`` and ``dread`` of BT tokens, one head.
 
     ``dlog_decay`` gets the lags within the span, and through a state those from the span's start.
+    ``shift_out``: the shift by spans, ``[slots, H, SPAN]``, where the keys' kernel finds neighbours
+    side by side.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     BLOCKS: tl.constexpr = SPAN // BT
@@ -87,6 +89,7 @@ def query_kernel(
         dot = load_rows(do, t0, n, h, H, 0, V, BT, BV)
     if NORM > 0:
         shiftt = load_column(shift, t0, n, h, H, 0, 1, BT)
+        tl.store(shift_out + slot * SPAN + block * BT + at, shiftt)
     rates = load_rates(log_decay, h, rate_h, scales, S)
     since = (at + block * BT + 1).to(tl.float32)
     dqt = tl.zeros([BT, BK], dtype=tl.float32)
@@ -292,6 +295,8 @@ def key_kernel(
         qt = load_rows(q, t0, m, h, H, 0, K, BT, BK)
         if VALUES or NV == 1:
             dot = load_rows(do, t0, m, h, H, own_v, V, BT, BV)
+        if KEYS and NORM > 0:
+            shiftt = tl.load(shift + slot * SPAN + i * BT + at)
         row = row_factors(rates, (i - block) * BT, BT)
         if HAS_READ:
             readt = load_scales(read, t0, m, h, H, scales, S, BT)
@@ -318,8 +323,6 @@ def key_kernel(
                     dov = load_rows(do, t0, m, h, H, vb * BV, V, BT, BV)
                     fence_loads(vb)
                     da = tl.dot(vv, tl.trans(dov), da, input_precision=PREC)
-            if NORM > 0:
-                shiftt = load_column(shift, t0, m, h, H, 0, 1, BT)
             if NORM == 1:
                 da += shiftt[None, :]
             dp = da * w

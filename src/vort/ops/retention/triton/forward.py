@@ -5,7 +5,16 @@
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows, store_rows
+from vort.ops.gpu.parts import (
+    fence_loads,
+    finished,
+    keep_branch,
+    load_column,
+    load_rows,
+    narrow,
+    store_rows,
+    widen,
+)
 
 from .tiles import (
     column_factors,
@@ -102,12 +111,12 @@ def output_kernel(
             if NORM == 2:
                 plain = tl.where(later(BT) | (same(BT) & SELF), p, 0.0)
         # rounded before it is summed: the normaliser and the values see the same weights
-        a = (p * w).to(dtype)
+        a = narrow(p * w, dtype)
         if NORM == 1:
-            den += tl.sum(a.to(tl.float32), axis=1)
+            den += tl.sum(widen(a), axis=1)
         elif NORM == 2:
             den += tl.sum(plain, axis=1)
-        acc = tl.dot(a, vt, acc, input_precision=PREC)
+        acc += finished(tl.dot(a, vt, input_precision=PREC))
 
     if NORM > 0:
         acc *= (1.0 / (tl.abs(den) + eps))[:, None]

@@ -217,9 +217,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     p, decay_grad, rate_stride = Spans.of(inputs), needs[4], _rate_stride(log_decay)
     tiling = p.tiling
     do = torch.zeros_like(v) if do is None else do
-    shift = None
+    shift = by_span = None
     if den is not None:
         scaled, shift = torch.empty_like(do), torch.empty_like(den)
+        by_span = den.new_empty(p.slots, p.heads, tiling.span)
         launch(
             normalizer_kernel, _cdiv(den.numel(), 32),
             o, do, den, scaled, shift, den.numel(), inputs.eps,
@@ -239,7 +240,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     launch(
         query_kernel, p.row_blocks * p.heads,
-        q, k, v, write, read, log_decay, G, b, do, shift, dq, dread, row_part, p.table,
+        q, k, v, write, read, log_decay, G, b, do, shift, by_span, dq, dread, row_part, p.table,
         p.length, p.spans, rate_stride, BV=tiling.query.columns, tile=tiling.query, **flags,
     )  # fmt: skip
 
@@ -256,7 +257,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     ):
         launch(
             key_kernel, p.row_blocks * p.heads * programs,
-            q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, column_part,
+            q, k, v, write, read, log_decay, R, rb, do, by_span, dk, dv, dwrite, column_part,
             p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
             BV=tiling.key.columns, tile=tiling.key, **flags,
         )  # fmt: skip
