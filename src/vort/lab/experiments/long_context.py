@@ -127,8 +127,7 @@ def needle_map(
                 )
     found["state_numbers"] = {str(length): _state(model, length) for length in lengths}
     if next(model.parameters()).is_cuda and state_numbers is None:
-        with precision_of(config):
-            found["decoding"] = kept.get("decoding", partial(_decoding, model, lengths[-1]))
+        found["decoding"] = kept.get("decoding", partial(_decoding, model, lengths[-1]))
     return found
 
 
