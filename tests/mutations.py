@@ -243,7 +243,7 @@ MUTATIONS = (
     ),
     Mutation(
         "layers of a hybrid all have the first one's memory",
-        "models/modeling_vort.py",
+        "models/block.py",
         "VortAttention(config.of_layer(layer_idx), layer_idx=layer_idx)",
         "VortAttention(config, layer_idx=layer_idx)",
         "tests/models/test_hybrids.py",

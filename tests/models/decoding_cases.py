@@ -5,7 +5,7 @@ pytest: `python -m tests.models.decoding_cases`.
 import torch
 from torch import Tensor
 
-from vort.models import VortConfig, VortForCausalLM, prefill
+from vort.models import VortConfig, VortForCausalLM, block, prefill
 from vort.models import modeling_vort as modeling
 
 
@@ -64,18 +64,18 @@ def blocks_step_in_six_launches(dtype: torch.dtype, **changes: object) -> float:
     ids = torch.randint(256, (1, 8), device="cuda")
     cache = model.new_cache()
     model(ids, past_key_values=cache, use_cache=True)
-    step, missed = modeling.attention_step, []
+    step, missed = block.attention_step, []
 
     def watched(*given):  # type: ignore[no-untyped-def]
         found = step(*given)
         missed.append(found is None)
         return found
 
-    modeling.attention_step = watched
+    block.attention_step = watched
     try:
         model(ids[:, :1], past_key_values=cache, use_cache=True)
     finally:
-        modeling.attention_step = step
+        block.attention_step = step
     return sum(missed) / len(missed) if missed else 1.0
 
 

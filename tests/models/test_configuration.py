@@ -4,7 +4,6 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from tests.memories.cases import NAMES
 from tests.models.cases import config_of, model_of
 from vort.memories import LayerSettings
 from vort.models import VortConfig
@@ -68,29 +67,6 @@ def test_the_paper_configuration_is_the_paper() -> None:
     assert VortConfig.paper(num_banks=8).num_banks == 8
     layer = model_of("paper").model.layers[0].self_attn
     assert layer.memory.num_scales == (3 - 1) * 5 + 1
-
-
-OPTIONS = (
-    {},
-    {"num_scales": 12},
-    {"feature_map": "hedgehog"},
-    {"write_gate": False, "read_weights": False},
-    {"output_gate": True, "conv_size": 0},
-)
-
-
-@pytest.mark.parametrize("size", [32, 128])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_models_have_equally_many_parameters(options: dict[str, object], size: int) -> None:
-    expected = model_of(hidden_size=size).num_parameters()
-    for memory in (*NAMES, "paper"):
-        count = model_of(memory, hidden_size=size, num_hidden_layers=2, **options).num_parameters()
-        assert abs(count / expected - 1) < 0.02, (memory, count, expected)
-
-
-def test_matching_can_be_switched_off() -> None:
-    bare = model_of("none", match_parameters=False)
-    assert bare.model.layers[0].mlp.up_proj.out_features == bare.config.intermediate_size
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_saved_model_keeps_its_width_whatever_it_was_matched_with(
     model = VortForCausalLM(VortConfig(memory="none", **settings))
     model.save_pretrained(tmp_path)
     # Another version has other defaults, and would match with another size.
-    monkeypatch.setattr("vort.models.modeling_vort._parameters_of_attention", lambda config: 0)
+    monkeypatch.setattr("vort.models.block._parameters_of_attention", lambda config: 0)
     loaded = VortForCausalLM.from_pretrained(tmp_path)
     width = loaded.model.layers[0].mlp.up_proj.out_features
     assert width == model.model.layers[0].mlp.up_proj.out_features

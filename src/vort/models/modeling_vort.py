@@ -10,33 +10,24 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from vort.layers import LayerStates, RMSNorm, VortAttention
+from vort.layers import LayerStates, RMSNorm
 from vort.layers.packing import Packing, check_call
-from vort.layers.step import attention_step
 from vort.memories import Memory
+from vort.models.block import VortBlock, VortMLP, are_bare, mlp_width
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
 from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
-from vort.ops.gpu.launcher import has_triton, kernels_take
-from vort.ops.linear import (
-    Norm,
-    few_rows,
-    gated_mlp,
-    is_plain,
-    is_watched,
-    linear_cross_entropy,
-    products,
-)
+from vort.ops.gpu.launcher import has_triton
+from vort.ops.linear import is_plain, is_watched, linear_cross_entropy, products
 from vort.ops.padding import present
 
-__all__ = ["VortForCausalLM", "VortModel", "mlp_width"]
+__all__ = ["VortBlock", "VortForCausalLM", "VortMLP", "VortModel", "mlp_width"]
 
 # What `generate` may say about a step that is a token and a cache, and what of it `forward` hears.
 FORWARDED = frozenset({"use_cache", "logits_to_keep", "output_hidden_states", "output_orders"})
@@ -61,110 +52,6 @@ class VortCausalLMOutput(CausalLMOutputWithPast):
     """Logits, loss, cache, and on request the orders `[B, T, H]` of every layer."""
 
     orders: tuple[Tensor | None, ...] | None = None
-
-
-class VortMLP(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size, width, bias=False)
-        self.up_proj = nn.Linear(size, width, bias=False)
-        self.down_proj = nn.Linear(width, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden_size]` in and out."""
-        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
-            return self.after_norm(None, x, None)[1]
-        result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return result
-
-    def after_norm(
-        self, norm: RMSNorm | None, x: Tensor, delta: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """x + delta, and what `forward` makes of its norm, past the projections themselves."""
-        first = None if norm is None else norm.fused()
-        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
-        return gated_mlp(x, *weights, delta=delta, norm=first)
-
-    def step(self, norm: Norm, x: Tensor) -> Tensor:
-        """x + `forward` of its norm, for the few rows of a step of decoding."""
-        from vort.ops.linear.few import few_gated, few_products
-
-        inner = few_gated(x, self.gate_proj.weight, self.up_proj.weight, norm=norm)
-        return few_products(inner, self.down_proj.weight, residual=x)
-
-
-class VortBlock(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: VortConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = VortAttention(config.of_layer(layer_idx), layer_idx=layer_idx)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = VortMLP(config.hidden_size, mlp_width(config))
-
-    def forward(
-        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states after the block, and orders if asked for.
-
-        delta: still to be added to the hidden states, as `deferred` leaves it.
-        """
-        hidden_states, delta, order = self.deferred(hidden_states, delta, **kwargs)
-        return hidden_states if delta is None else hidden_states + delta, order
-
-    def deferred(
-        self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """`forward`, the last sum left to whoever reads it: hidden states, delta, orders."""
-        stepped = self._step(hidden_states, delta, **kwargs)
-        if stepped is not None:
-            return stepped, None, None
-        attention, mlp = self.self_attn, self.mlp
-        norms = (self.input_layernorm, self.post_attention_layernorm)
-        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        watched = is_watched(attention, mlp) or not _are_bare(*norms)
-        if is_plain(hidden_states, *projections) and not watched:
-            found = attention.after_norm(norms[0], hidden_states, delta=delta, **kwargs)
-            hidden_states, *mixed = found
-            hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
-        else:
-            hidden_states = hidden_states if delta is None else hidden_states + delta
-            mixed = attention(norms[0](hidden_states), **kwargs)
-            hidden_states = hidden_states + mixed[0]
-            hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
-        return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
-
-    def _step(
-        self,
-        x: Tensor,
-        delta: Tensor | None,
-        past_key_values: Any = None,
-        use_cache: bool = False,
-        output_orders: bool = False,
-        **kwargs: Any,
-    ) -> Tensor | None:
-        """`forward` of a token a row into states in place, in six launches.
-
-        None: not such a call, or not such a block.
-        """
-        if not use_cache or not getattr(past_key_values, "in_place", False):
-            return None
-        given = output_orders or any(x is not None for x in kwargs.values())
-        if given or x.shape[1] != 1:
-            return None
-        mlp, norms = self.mlp, (self.input_layernorm, self.post_attention_layernorm)
-        if type(mlp) is not VortMLP or is_watched(self.self_attn, mlp) or not _are_bare(*norms):
-            return None
-        if not is_plain(x, *mlp.children()) or not few_rows(x, *mlp.parameters()):
-            return None
-        if not kernels_take(x, *(n.weight for n in norms)):
-            return None
-        x = x if delta is None else x + delta
-        mixed = attention_step(self.self_attn, norms[0].fused(), x, past_key_values)
-        return None if mixed is None else mlp.step(norms[1].fused(), mixed)
 
 
 class VortPreTrainedModel(PreTrainedModel):
@@ -405,7 +292,7 @@ class VortModel(VortPreTrainedModel):
         orders: list[Tensor | None] = []
         # Where kernels add a block's result as they norm it for the next, it is left to them.
         whole = keep or (self.gradient_checkpointing and self.training)
-        whole = whole or not is_plain(hidden) or not _are_bare(self.norm)
+        whole = whole or not is_plain(hidden) or not are_bare(self.norm)
         delta: Tensor | None = None
         for block in self.layers:
             if whole or is_watched(block):
@@ -699,60 +586,6 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         return inputs
 
 
-def mlp_width(config: VortConfig) -> int:
-    """Width of the MLP: intermediate_size, corrected so that models compare at equal size.
-
-    Memories and options differ in parameters by several percent in small models. With
-    `match_parameters` a layer has as many as one of the same sizes with all options at their
-    defaults: what its attention has more, its MLP has less. Widths are multiples of 8, which
-    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %. Layers of
-    several memories (`layer_memories`) have one width: the model is as large, not each layer.
-
-    >>> mlp_width(VortConfig()) == VortConfig().intermediate_size
-    True
-    >>> mlp_width(VortConfig(memory="none")) > mlp_width(VortConfig())
-    True
-    """
-    if config.mlp_size is not None:
-        return config.mlp_size
-    width = config.intermediate_size
-    assert width is not None
-    if not config.match_parameters:
-        return width
-    default = VortConfig(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        attention_bias=config.attention_bias,
-    )
-    attention = _parameters_of_attention(config)
-    missing = _parameters_of_attention(default) - attention
-    matched = width + round(missing / (3 * config.hidden_size))
-    if matched < 1:
-        raise ValueError(
-            f"intermediate_size must leave room for {-missing} parameters that attention has more "
-            f"than by default, got {width}; or set match_parameters=False"
-        )
-    rounded = max(8, 8 * round(matched / 8))
-    unit = 3 * config.hidden_size
-    whole = attention + matched * unit
-    return rounded if abs(rounded - matched) * unit < 0.01 * whole else matched
-
-
-def _parameters_of_attention(config: VortConfig) -> int:
-    """Of a layer; where layers differ, of the mean one."""
-    layers = range(config.num_hidden_layers if config.layer_memories else 1)
-    counts: dict[str, int] = {}
-    for layer in layers:
-        name = config.memory_of(layer)
-        if name not in counts:
-            with torch.device("meta"):
-                made = VortAttention(config.of_layer(layer))
-            counts[name] = sum(parameter.numel() for parameter in made.parameters())
-    return round(sum(counts[config.memory_of(layer)] for layer in layers) / len(layers))
-
-
 def _memory_in_words(config: VortConfig) -> str:
     if config.layer_memories is None:
         return f"memory={config.memory!r}"
@@ -767,11 +600,6 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     if torch.compiler.is_compiling() or not bool(mask.all()):
         return mask
     return None
-
-
-def _are_bare(*norms: nn.Module) -> bool:
-    """Whether norms are ours and nobody has wrapped or hooked them: else they are called."""
-    return all(type(norm) is RMSNorm for norm in norms) and not is_watched(*norms)
 
 
 def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:

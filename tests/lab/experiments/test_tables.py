@@ -12,7 +12,7 @@ from vort.lab.experiments.models import MODELS, recall_config
 from vort.lab.experiments.recall import PILOT_ROWS
 from vort.layers import VortAttention
 from vort.models import VortConfig
-from vort.models.modeling_vort import mlp_width
+from vort.models.block import mlp_width
 
 BOOKS = Path("somewhere")
 

@@ -41,8 +41,7 @@ def what_kernels_do_not_know_steps_by_its_modules() -> None:
 @torch.no_grad()
 def _steps(state_dtype: torch.dtype, **changes: Any) -> tuple[Tensor, Tensor, int]:
     """Logits of three steps in place, those of the whole sequence, and how many were fused."""
-    from vort.models import VortConfig, VortForCausalLM
-    from vort.models import modeling_vort as modeling
+    from vort.models import VortConfig, VortForCausalLM, block
 
     torch.manual_seed(0)
     sizes = {
@@ -60,14 +59,14 @@ def _steps(state_dtype: torch.dtype, **changes: Any) -> tuple[Tensor, Tensor, in
     cache.in_place = True
     places = {n: x.data_ptr() for n, x in cache.states[0].items()}
     taken, parts = [], []
-    step = modeling.attention_step
+    step = block.attention_step
 
     def watched(*given: Any) -> Tensor | None:
         found = step(*given)
         taken.append(found is not None)
         return found
 
-    with kernels_everywhere(True), mock.patch.object(modeling, "attention_step", watched):
+    with kernels_everywhere(True), mock.patch.object(block, "attention_step", watched):
         for t in range(9, 12):
             hidden = model.model(ids[:, t : t + 1], past_key_values=cache, use_cache=True)[0]
             parts.append(model.lm_head(hidden))

@@ -75,7 +75,7 @@ def _model(fused: bool) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
 
 def _block(fused: bool, options: dict[str, bool]) -> tuple[Tensor, dict[str, Tensor]]:
     from vort.models import VortConfig
-    from vort.models.modeling_vort import VortBlock
+    from vort.models.block import VortBlock
 
     with kernels_everywhere(fused):
         torch.manual_seed(0)
