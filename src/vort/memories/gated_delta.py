@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vort.memories.gla import each_sequence, fla_kernels, in_chunks
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.mamba2 import TokenDecay, decays_within
+from vort.memories.recurrence import call_op, each_sequence, fla_kernels
 from vort.memories.retention_memory import GateProjection, widen
 from vort.memories.settings import LayerSettings
 
@@ -51,18 +51,17 @@ class GatedDeltaMemory(Memory):
             real = padding.real[..., None]
             write, log_decay = write.masked_fill(~real, 0), log_decay.masked_fill(~real, 0)
         q, k = (F.normalize(widen(x), dim=-1).to(inputs.v.dtype) for x in (inputs.q, inputs.k))
-        output, after = _kernel(q)(
-            q,
-            k,
-            inputs.v,
+        found = call_op(
+            _kernel(q),
+            (q, k, inputs.v),
+            inputs,
+            state,
+            output_state,
+            scale=self.head_dim**-0.5,
             g=log_decay,
             beta=write.to(q.dtype),
-            scale=self.head_dim**-0.5,
-            initial_state=None if state is None else state["G"],
-            output_final_state=output_state,
-            cu_seqlens=inputs.cu_seqlens,
         )
-        return MemoryOutput(output.to(inputs.v.dtype), None if after is None else {"G": after})
+        return MemoryOutput(found[0].to(inputs.v.dtype), found[1])
 
     def state_size(self, length: int = 0) -> int:
         """One matrix for each head."""
@@ -107,15 +106,8 @@ def gated_delta_chunk(
 
 
 def _sequence(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    batch, length, heads, dim = q.shape
-    if state is None:
-        state = q.new_zeros(batch, heads, dim, v.shape[-1])
-    state = state.to(q.dtype)
-    if length == 0:
-        return torch.zeros_like(v), state
-    q, k, v, log_gate, beta = in_chunks(q, k, v, log_gate, beta)
     total = log_gate.cumsum(-2)
     decay = decays_within(total)
     # (1 + L) U = beta (V - e^B K G): what tokens change, G being the state before the chunk.
@@ -123,7 +115,7 @@ def _sequence(
     right = torch.cat([beta * v, beta * total.exp() * k], -1)
     eye = torch.eye(before.shape[-1], dtype=before.dtype, device=before.device)
     solved = torch.linalg.solve_triangular(before + eye, right, upper=False, unitriangular=True)
-    own, of_state = solved.split([v.shape[-1], dim], -1)
+    own, of_state = solved.split([v.shape[-1], k.shape[-1]], -1)
     scores = (q @ k.mT) * decay
     queries, last = q * total.exp(), total[..., -1:, :]
     keys, kept = k * (last - total).exp(), last.exp()
@@ -132,5 +124,4 @@ def _sequence(
         change = own[:, :, index] - of_state[:, :, index] @ state
         outputs.append(queries[:, :, index] @ state + scores[:, :, index] @ change)
         state = state * kept[:, :, index] + keys[:, :, index].mT @ change
-    o = torch.stack(outputs, 2)
-    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
+    return torch.stack(outputs, 2), state

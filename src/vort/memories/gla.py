@@ -8,11 +8,7 @@ start of the later block, and within a block of 16 the difference is formed befo
 Two memories have it: as its authors wrote it, and with VORT's state, feature map and gates.
 """
 
-import importlib
-import importlib.util
 import math
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.recurrence import BLOCK, call_op, each_sequence, fla_kernels
 from vort.memories.retention_memory import (
     EPS_SIGNED,
     GateProjection,
@@ -30,19 +27,10 @@ from vort.memories.retention_memory import (
 from vort.memories.settings import LayerSettings
 from vort.ops.retention import DEFAULT_EPS
 
-__all__ = [
-    "GatedLinearMemory",
-    "GatedScalesMemory",
-    "each_sequence",
-    "fla_kernels",
-    "gla_chunk",
-    "gla_exact",
-    "in_chunks",
-]
+__all__ = ["GatedLinearMemory", "GatedScalesMemory", "gla_chunk", "gla_exact"]
 
 GATE_RANK = 16  # of the projection behind the gates
 GATE_POWER = 16.0  # how much slower than a sigmoid a gate forgets
-CHUNK, BLOCK = 64, 16
 
 
 class GatedLinearMemory(Memory):
@@ -78,20 +66,9 @@ class GatedLinearMemory(Memory):
             log_gate, k = log_gate.masked_fill(~real, 0), k.masked_fill(~real, 0)
         if inputs.part is not None:
             state = inputs.part.gated_before(k, inputs.v, log_gate)
-        before = None if state is None else state["G"]
-        run = _fla_kernel(inputs.q) or gla_chunk
-        output, after = run(
-            inputs.q,
-            k,
-            inputs.v,
-            log_gate,
-            scale=self.head_dim**-0.5,
-            initial_state=before,
-            output_final_state=output_state,
-            cu_seqlens=inputs.cu_seqlens,
-        )
-        found = None if after is None else {"G": after}
-        return MemoryOutput(output.to(inputs.v.dtype), found)
+        tensors, scale = (inputs.q, k, inputs.v, log_gate), self.head_dim**-0.5
+        found = call_op(_kernel(inputs.q), tensors, inputs, state, output_state, scale=scale)
+        return MemoryOutput(found[0].to(inputs.v.dtype), found[1])
 
     def state_size(self, length: int = 0) -> int:
         """One matrix for each head."""
@@ -164,25 +141,16 @@ class GatedScalesMemory(Memory):
         q, k, v = (x.unsqueeze(3).expand(*x.shape[:3], sizes[1], x.shape[-1]) for x in (q, k, v))
         if read is not None:
             q = (q * read.unsqueeze(-1)).to(k.dtype)
-        run = _fla_kernel(q) or gla_chunk
+        op = _kernel(q)
         q, k, v = (x.flatten(2, 3).contiguous() for x in (q, k, v))
         if inputs.part is not None:
             state = inputs.part.gated_before(k, v, log_gate)
-        found, after = run(
-            q,
-            k,
-            v,
-            log_gate,
-            scale=1.0,
-            initial_state=None if state is None else state["G"],
-            output_final_state=output_state,
-            cu_seqlens=inputs.cu_seqlens,
-        )
+        found, after = call_op(op, (q, k, v, log_gate), inputs, state, output_state, scale=1.0)
         output = widen(found).unflatten(2, sizes).sum(3)
         if self.normalized:
             eps = DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
             output = output[..., :-1] / (output[..., -1:] + eps)
-        return MemoryOutput(output.to(inputs.v.dtype), None if after is None else {"G": after})
+        return MemoryOutput(output.to(inputs.v.dtype), after)
 
     def state_size(self, length: int = 0) -> int:
         """S matrices of features times values for each head, and what the normaliser needs."""
@@ -213,21 +181,11 @@ def _log_gates(logits: Tensor) -> Tensor:
     return F.logsigmoid(widen(logits)) / GATE_POWER
 
 
-def fla_kernels(q: Tensor, module: str) -> Any:
-    """flash-linear-attention's module of ops, such as "fla.ops.gla", if it runs for tensors like q.
-
-    None: the tensors are on no GPU, or it is not installed.
-    """
-    if q.device.type != "cuda" or importlib.util.find_spec("fla") is None:
-        return None
-    return importlib.import_module(module)
-
-
-def _fla_kernel(q: Tensor) -> Any:
-    """Their op for a GPU, if it is there."""
+def _kernel(q: Tensor) -> Any:
+    """flash-linear-attention's op for a GPU, if it is there; else ours."""
     ops = fla_kernels(q, "fla.ops.gla")
     if ops is None or q.shape[1] > 1:
-        return None if ops is None else ops.chunk_gla
+        return gla_chunk if ops is None else ops.chunk_gla
 
     def one_step(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, **options: Any) -> Any:
         # The two kernels name the gate differently.
@@ -261,44 +219,6 @@ def gla_chunk(
     return each_sequence(_sequence, (q, k, v, log_gate), scale, *options)
 
 
-# Tensors `[B, T, H, ...]`, the first of them queries, and a state, to outputs and a state.
-Recurrence = Callable[..., tuple[Tensor, Tensor]]
-
-
-def each_sequence(
-    run: Recurrence,
-    tensors: tuple[Tensor, ...],
-    scale: float,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """A recurrence of whole sequences, called as flash-linear-attention's ops are.
-
-    Args:
-        run: outputs and the last state from the tensors of rows and the state before, or None.
-        tensors: `[B, T, H, ...]`, queries first; widened to float32 at least.
-        scale: of the queries.
-        initial_state: `[N, H, D, V]`.
-        output_final_state: whether the last states are wanted.
-        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1.
-    """
-    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    q, *rest = (x.to(dtype) for x in tensors)
-    with torch.autocast(q.device.type, enabled=False):
-        if cu_seqlens is None:
-            o, state = run(q * scale, *rest, initial_state)
-            return o, state if output_final_state else None
-        outputs, states = [], []
-        for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
-            parts = [x[:, start:stop] for x in (q * scale, *rest)]
-            before = None if initial_state is None else initial_state[index : index + 1]
-            o, state = run(*parts, before)
-            outputs.append(o)
-            states.append(state)
-        return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
-
-
 def gla_exact(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, scale: float = 1.0) -> Tensor:
     """The definition, every pair of positions: what `gla_chunk` is tested against."""
     total = log_gate.cumsum(1)
@@ -308,15 +228,8 @@ def gla_exact(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, scale: float
 
 
 def _sequence(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    batch, length, heads, dim = q.shape
-    if state is None:
-        state = q.new_zeros(batch, heads, dim, v.shape[-1])
-    state = state.to(q.dtype)
-    if length == 0:
-        return torch.zeros_like(v), state
-    q, k, v, log_gate = in_chunks(q, k, v, log_gate)
     total = log_gate.cumsum(-2)
     o = _within(q, k, log_gate, total) @ v
     last = total[..., -1:, :]
@@ -326,22 +239,7 @@ def _sequence(
     for index in range(q.shape[2]):
         starts.append(state)
         state = state * kept[:, :, index] + added[:, :, index]
-    o = o + (q * total.exp()) @ torch.stack(starts, 2)
-    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
-
-
-def in_chunks(*tensors: Tensor) -> list[Tensor]:
-    """Tensors `[B, T, H, ·]` as `[B, H, chunks, chunk, ·]`, zeros behind the last step.
-
-    A step of zeros has gate 1 and no key, so it changes nothing.
-    """
-    length = tensors[0].shape[1]
-    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
-    tail = -length % chunk
-    return [
-        F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
-        for x in tensors
-    ]
+    return o + (q * total.exp()) @ torch.stack(starts, 2), state
 
 
 def _within(q: Tensor, k: Tensor, log_gate: Tensor, total: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vort.memories.gla import each_sequence, fla_kernels, in_chunks
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
+from vort.memories.recurrence import call_op, each_sequence, fla_kernels
 from vort.memories.retention_memory import GateProjection, widen
 from vort.memories.settings import LayerSettings
 
@@ -56,17 +56,9 @@ class Mamba2Memory(Memory):
         if inputs.part is not None:
             gates = log_decay.unsqueeze(-1).expand_as(k)
             state = inputs.part.gated_before(k, inputs.v, gates)
-        output, after = _kernel(inputs.q)(
-            inputs.q,
-            k,
-            inputs.v,
-            log_decay,
-            scale=self.head_dim**-0.5,
-            initial_state=None if state is None else state["G"],
-            output_final_state=output_state,
-            cu_seqlens=inputs.cu_seqlens,
-        )
-        return MemoryOutput(output.to(inputs.v.dtype), None if after is None else {"G": after})
+        tensors, scale = (inputs.q, k, inputs.v, log_decay), self.head_dim**-0.5
+        found = call_op(_kernel(inputs.q), tensors, inputs, state, output_state, scale=scale)
+        return MemoryOutput(found[0].to(inputs.v.dtype), found[1])
 
     def state_size(self, length: int = 0) -> int:
         """One matrix for each head."""
@@ -150,15 +142,8 @@ def decays_within(total: Tensor) -> Tensor:
 
 
 def _sequence(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    batch, length, heads, dim = q.shape
-    if state is None:
-        state = q.new_zeros(batch, heads, dim, v.shape[-1])
-    state = state.to(q.dtype)
-    if length == 0:
-        return torch.zeros_like(v), state
-    q, k, v, log_gate = in_chunks(q, k, v, log_gate)
     total = log_gate.cumsum(-2)
     last = total[..., -1:, :]
     added = (k * (last - total).exp()).mT @ v
@@ -168,4 +153,4 @@ def _sequence(
         starts.append(state)
         state = state * kept[:, :, index] + added[:, :, index]
     o = ((q @ k.mT) * decays_within(total)) @ v + (q * total.exp()) @ torch.stack(starts, 2)
-    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
+    return o, state

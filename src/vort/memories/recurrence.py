@@ -1,0 +1,119 @@
+"""What memories share whose decay is chosen by the token: one call for all ops, ours in chunks.
+
+Their ops are flash-linear-attention's where it is installed and tensors are on a GPU, and ours in
+PyTorch elsewhere; both are called alike.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vort.memories.interface import MemoryInputs, State
+
+__all__ = ["BLOCK", "call_op", "each_sequence", "fla_kernels"]
+
+CHUNK, BLOCK = 64, 16
+
+# Tensors `[B, H, chunks, chunk, ·]`, queries, keys and values first, and a state `[B, H, D, V]`, to
+# outputs like the values and the state after them.
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+
+
+def call_op(
+    op: Callable[..., tuple[Tensor, Tensor | None]],
+    tensors: tuple[Tensor, ...],
+    inputs: MemoryInputs,
+    state: State | None,
+    output_state: bool,
+    *,
+    scale: float,
+    **gates: Tensor,
+) -> tuple[Tensor, State | None]:
+    """What an op retrieves with tensors `[B, T, H, ·]`, and the state after it, if asked for."""
+    output, after = op(
+        *tensors,
+        **gates,
+        scale=scale,
+        initial_state=None if state is None else state["G"],
+        output_final_state=output_state,
+        cu_seqlens=inputs.cu_seqlens,
+    )
+    return output, None if after is None else {"G": after}
+
+
+def fla_kernels(q: Tensor, module: str) -> Any:
+    """flash-linear-attention's module of ops, such as "fla.ops.gla", if it runs for tensors like q.
+
+    None: the tensors are on no GPU, or it is not installed.
+    """
+    if q.device.type != "cuda" or importlib.util.find_spec("fla") is None:
+        return None
+    return importlib.import_module(module)
+
+
+def each_sequence(
+    run: Recurrence,
+    tensors: tuple[Tensor, ...],
+    scale: float,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """A recurrence of whole sequences, called as flash-linear-attention's ops are.
+
+    Args:
+        run: outputs and the last state from the tensors in chunks and the state before.
+        tensors: `[B, T, H, ·]`, queries, keys and values first; widened to float32 at least.
+        scale: of the queries.
+        initial_state: `[N, H, D, V]`.
+        output_final_state: whether the last states are wanted.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1.
+    """
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    q, *rest = (x.to(dtype) for x in tensors)
+    with torch.autocast(q.device.type, enabled=False):
+        if cu_seqlens is None:
+            o, state = _over_chunks(run, [q * scale, *rest], initial_state)
+            return o, state if output_final_state else None
+        outputs, states = [], []
+        for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+            parts = [x[:, start:stop] for x in (q * scale, *rest)]
+            before = None if initial_state is None else initial_state[index : index + 1]
+            o, state = _over_chunks(run, parts, before)
+            outputs.append(o)
+            states.append(state)
+        return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
+
+
+def _over_chunks(
+    run: Recurrence, tensors: list[Tensor], state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    q, _, v = tensors[:3]
+    batch, length, heads, dim = q.shape
+    if state is None:
+        state = q.new_zeros(batch, heads, dim, v.shape[-1])
+    state = state.to(q.dtype)
+    if length == 0:
+        return torch.zeros_like(v), state
+    o, state = run(*_in_chunks(tensors), state)
+    return o.permute(0, 2, 3, 1, 4).flatten(1, 2)[:, :length], state
+
+
+def _in_chunks(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors `[B, T, H, ·]` as `[B, H, chunks, chunk, ·]`, zeros behind the last step.
+
+    A step of zeros has gate 1 and no key, so it changes nothing.
+    """
+    length = tensors[0].shape[1]
+    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
+    tail = -length % chunk
+    return [
+        F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
+        for x in tensors
+    ]
