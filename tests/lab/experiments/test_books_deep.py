@@ -78,7 +78,7 @@ def test_rates_are_the_rows_own_or_its_kins_and_half_as_large_in_the_wider_model
         "books_deeper/gla": {"learning_rate": 7e-4},
     }
     monkeypatch.setattr(
-        "vort.lab.experiments.books_deep.searched", lambda search, size: known.get(search)
+        "vort.lab.experiments.search.searched", lambda search, size: known.get(search)
     )
     deep, deeper = ({cell.model: cell for cell in e.cells("paper", BOOKS)} for e in (DEEP, DEEPER))
 

@@ -34,7 +34,7 @@ def test_the_exponential_has_the_decay_that_was_searched_for_it(
 ) -> None:
     found = {"learning_rate": 0.007, "exponential_rate": 0.123}
     monkeypatch.setattr(
-        "vort.lab.experiments.recall.searched",
+        "vort.lab.experiments.search.searched",
         lambda search, size: dict(found) if search == "pilot/exponential" else None,
     )
     task = {**PILOT_TASK["laptop"], "beta": 1.0}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.lab.experiments.tiny import TASK, tiny
-from vort.lab.experiments import recall, run
+from vort.lab.experiments import run
 from vort.lab.experiments.cell import RunFolder
 from vort.lab.experiments.models import MODELS, build_model, few_configurations, recall_config
 from vort.lab.experiments.recall import recall_cell
@@ -124,7 +124,7 @@ def test_a_tuned_decay_is_the_decay_of_the_model(monkeypatch: pytest.MonkeyPatch
     def searched(search: str, size: str) -> dict[str, float] | None:
         return dict(searches[search]) if search in searches else None
 
-    monkeypatch.setattr(recall, "searched", searched)
+    monkeypatch.setattr("vort.lab.experiments.search.searched", searched)
 
     def rates(name: str) -> tuple[float, float, str]:
         cell = recall_cell("pilot", "paper", name, 0, TASK)

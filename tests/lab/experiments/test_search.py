@@ -220,7 +220,7 @@ def test_a_search_asks_the_same_whatever_an_earlier_one_has_found(
 ) -> None:
     before = walk(of_row(row), lambda cell: rate(cell))
     found = {"learning_rate": 0.123, **decay}
-    monkeypatch.setattr("vort.lab.experiments.recall.searched", lambda search, size: dict(found))
+    monkeypatch.setattr("vort.lab.experiments.search.searched", lambda search, size: dict(found))
     assert of_row(row).cell.training["learning_rate"] == 0.123
     after = walk(of_row(row), lambda cell: rate(cell))
     assert [cell.fingerprint for cell in after] == [cell.fingerprint for cell in before]

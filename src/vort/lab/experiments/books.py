@@ -13,15 +13,20 @@ from vort.lab.experiments.scores import (
     by_row,
     gain_in_words,
     label_of,
+    labels_of,
     margin,
     score_sheet,
     training_notes,
     verdict_on_gain,
 )
-from vort.lab.experiments.search import model_settings, searched
+from vort.lab.experiments.search import first_searched, model_settings
 from vort.lab.verdicts import Claim, judge_lead
 
-__all__ = ["BOOKS", "BOOKS_TASK", "books_cell"]
+__all__ = ["BOOKS", "BOOKS_TASK", "NOT_PG19", "NO_BOOKS", "books_cell", "with_books"]
+
+# What tables on books say of themselves.
+NO_BOOKS = "No results: --scale paper needs --data, a folder of books."
+NOT_PG19 = "Not the official PG-19 split: bits are not comparable with published ones."
 
 PAPER = PaperTable(
     label="pg19",
@@ -89,18 +94,21 @@ _SEEDS: dict[Size, tuple[int, ...]] = {"laptop": (0,), "paper": (0, 1)}
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """All cells; at paper size they need a folder of books, and there are none without it."""
-    task = dict(BOOKS_TASK[size])
-    if size == "paper":
-        if data is None:
-            return []
-        task["source"] = str(data)
     return [
         books_cell("books", size, model, seed, task)
+        for task in with_books(BOOKS_TASK[size], size, data)
         for slow in (False, True)
         for seed in _SEEDS[size]
         for model in _MODELS[size]
         if (model in SLOW) == slow
     ]
+
+
+def with_books(task: Mapping[str, Any], size: Size, data: Path | None) -> list[dict[str, Any]]:
+    """The task with the texts it is about; none where it needs a folder and has not got one."""
+    if size != "paper":
+        return [dict(task)]
+    return [] if data is None else [{**task, "source": str(data)}]
 
 
 def books_cell(
@@ -126,8 +134,7 @@ def books_cell(
         # A rate for each head, learned: on text the stronger form of this rival.
         config |= {"learn_rates": True}
     own, kin = f"books/{model}", f"books/{MODELS[model].kin or model}"
-    search = next((name for name in (own, kin) if searched(name, size) is not None), "")
-    best = searched(search, size) or {"learning_rate": _RATES[size]}
+    search, best = first_searched((own, kin), size, _RATES[size])
     config |= model_settings(best, config, own=search == own)
     return Cell(
         experiment=experiment,
@@ -145,7 +152,7 @@ def books_cell(
 def summarise(records: Sequence[Record], size: Size) -> Summary:
     """Table, claims and bits by position."""
     if not records:
-        return Summary([], notes=["No results: --scale paper needs --data, a folder of books."])
+        return Summary([], notes=[NO_BOOKS])
     buckets = [name for name in records[0]["test"] if name != "all"]
     sheet = score_sheet(
         "Books: bits per character by position in the window", records, buckets, PAPER
@@ -165,7 +172,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
             "its bits are not those of books."
         )
     else:
-        notes.append("Not the official PG-19 split: bits are not comparable with published ones.")
+        notes.append(NOT_PG19)
 
     def draw(path: Path) -> None:
         from vort.lab.report.figures.results import draw_by_position
@@ -175,8 +182,8 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         draw_by_position(path, {label_of(k): v for k, v in by_row(alike).items()}, buckets)
 
     caption = "Bits per character by position in the window, mean over seeds; lower is better."
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
-    return Summary([sheet], claims, [Figure("by_position.png", caption, draw)], notes, labels)
+    figures = [Figure("by_position.png", caption, draw)]
+    return Summary([sheet], claims, figures, notes, labels_of(records))
 
 
 def _claim(found: Mapping[str, list[Record]], ours: str, rival: str, last: str) -> list[Claim]:

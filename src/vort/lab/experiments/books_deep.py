@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vort.lab.experiments.books import NO_BOOKS, NOT_PG19, with_books
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import MODELS, sized
@@ -20,11 +21,12 @@ from vort.lab.experiments.scores import (
     as_planned,
     by_row,
     label_of,
+    labels_of,
     rates_note,
     seed_interval,
     show,
 )
-from vort.lab.experiments.search import model_settings, searched
+from vort.lab.experiments.search import first_searched, model_settings
 from vort.lab.report.tables import Sheet
 from vort.lab.verdicts import Claim, judge_lead
 
@@ -120,13 +122,9 @@ _SEEDS: dict[str, dict[Size, tuple[int, ...]]] = {
 
 def cells(experiment: str, size: Size, data: Path | None = None) -> list[Cell]:
     """All cells; at paper size they need a folder of books, and there are none without it."""
-    if size == "paper" and data is None:
-        return []
-    task = dict(_TASK[size])
-    if size == "paper":
-        task["source"] = str(data)
     return [
         deep_cell(experiment, size, row, seed, task)
+        for task in with_books(_TASK[size], size, data)
         for seed in _SEEDS[experiment][size]
         for row in ROWS
     ]
@@ -140,18 +138,12 @@ def deep_cell(experiment: str, size: Size, row: str, seed: int, task: Mapping[st
     """
     # As at paper size: S = 12 for all that have so many.
     config = sized("paper", _MODEL[experiment][size], {}, MODELS[row].settings)
-    kin = MODELS[row].kin or row
-    own = [f"{experiment}/{row}", f"{experiment}/{kin}"]
-    search = next((name for name in own if searched(name, size) is not None), "")
-    best = searched(search, size)
-    if best is None:
-        narrow = [f"{BOOKS_DEEP.name}/{name}" for name in (row, kin)]
-        found = next((x for x in (searched(name, size) for name in narrow) if x), None)
-        share = 1.0 if experiment == BOOKS_DEEP.name else 0.5
-        best = {
-            "learning_rate": share * (found or {"learning_rate": _RATES[size]})["learning_rate"]
-        }
-    config |= model_settings(best, config, own=search == own[0])
+    rows = (row, MODELS[row].kin or row)
+    narrow = first_searched([f"{BOOKS_DEEP.name}/{name}" for name in rows], size, _RATES[size])[1]
+    share = 1.0 if experiment == BOOKS_DEEP.name else 0.5
+    unsearched = share * narrow["learning_rate"]
+    search, best = first_searched([f"{experiment}/{name}" for name in rows], size, unsearched)
+    config |= model_settings(best, config, own=search == f"{experiment}/{row}")
     return Cell(
         experiment=experiment,
         size=size,
@@ -168,8 +160,7 @@ def deep_cell(experiment: str, size: Size, row: str, seed: int, task: Mapping[st
 def summarise(records: Sequence[Record], size: Size) -> Summary:
     """Bits by position at every length, what rows need more than VORT, and claims about both."""
     if not records:
-        needs = "No results: --scale paper needs --data, a folder of books."
-        return Summary([], notes=[needs] if size == "paper" else [])
+        return Summary([], notes=[NO_BOOKS] if size == "paper" else [])
     found = {row: _of_row(members) for row, members in by_row(records).items()}
     planned = {row: _of_row(members) for row, members in by_row(as_planned(records)).items()}
     lengths = sorted({length for kept in found.values() for length, _ in kept})
@@ -191,9 +182,8 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         "Bits per character by position, mean over books and seeds; lower is better. Dotted: the "
         "length of the windows in training."
     )
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
     figures = [Figure("reading.png", caption, draw)] if curves else []
-    return Summary(sheets, claims, figures, _notes(records, size), labels)
+    return Summary(sheets, claims, figures, _notes(records, size), labels_of(records))
 
 
 def _with_order(records: Sequence[Record], size: Size) -> Summary:
@@ -407,7 +397,7 @@ def _notes(records: Sequence[Record], size: Size) -> list[str]:
     if size == "laptop":
         notes.append("Laptop size: a few steps on Python's standard library, to show that it runs.")
     else:
-        notes.append("Not the official PG-19 split: bits are not comparable with published ones.")
+        notes.append(NOT_PG19)
     return notes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vort.lab.experiments.books import BOOKS_TASK, books_cell
+from vort.lab.experiments.books import BOOKS_TASK, NO_BOOKS, books_cell, with_books
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Record, Summary
 from vort.lab.experiments.scores import (
@@ -12,6 +12,7 @@ from vort.lab.experiments.scores import (
     as_planned,
     by_row,
     label_of,
+    labels_of,
     margin,
     score_sheet,
     seeds_of,
@@ -41,13 +42,9 @@ _TRAINING: dict[Size, dict[str, Any]] = {
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """Both rows, three seeds; at paper size they need a folder of books."""
-    task = {**_TASK[size], "entities": True}
-    if size == "paper":
-        if data is None:
-            return []
-        task["source"] = str(data)
     return [
         books_cell("entities", size, model, seed, task, **_TRAINING[size])
+        for task in with_books({**_TASK[size], "entities": True}, size, data)
         for seed in _SEEDS
         for model in _ROWS
     ]
@@ -56,8 +53,7 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
 def summarise(records: Sequence[Record], size: Size) -> Summary:
     """Bits by position, the orders of what is marked, and whether the indicator is of use."""
     if not records:
-        needs = "No results: --scale paper needs --data, a folder of books."
-        return Summary([], notes=[needs] if size == "paper" else [])
+        return Summary([], notes=[NO_BOOKS] if size == "paper" else [])
     buckets = [name for name in records[0]["test"] if name != "all"]
     heading = "Books with the entity indicator: bits per character by position in the window"
     sheets = [score_sheet(heading, records, buckets, _TABLE)]
@@ -86,8 +82,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     ]
     if size == "laptop":
         notes.append("Laptop size: source code of Python's standard library, which has few names.")
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
-    return Summary(sheets, claims, notes=notes, labels=labels)
+    return Summary(sheets, claims, notes=notes, labels=labels_of(records))
 
 
 def _orders(row: str, members: Sequence[Record]) -> list[str]:

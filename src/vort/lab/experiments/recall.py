@@ -14,12 +14,13 @@ from vort.lab.experiments.scores import (
     by_row,
     gain_in_words,
     label_of,
+    labels_of,
     margin,
     score_sheet,
     training_notes,
     verdict_on_gain,
 )
-from vort.lab.experiments.search import has_fixed_decay, model_settings, searched
+from vort.lab.experiments.search import first_searched, has_fixed_decay, model_settings
 from vort.lab.report.tables import Sheet
 from vort.lab.tasks import make_task
 from vort.lab.verdicts import LEAST_SEEDS, Claim, judge_lead
@@ -90,7 +91,7 @@ def recall_cell(
     whole = f"{table or experiment}/{model}"
     own = search or whole
     kin = "" if search or row is None or not row.kin else f"{table or experiment}/{row.kin}"
-    whose, best = _found(own, kin, size)
+    whose, best = first_searched((own, kin), size, _UNSEARCHED[size])
     # Of kin the learning rate, and the decay of a row that has one of its own to be given.
     if whose == own or (has_fixed_decay(config) and not long):
         config |= model_settings(best, config, own=whose == whole)
@@ -110,15 +111,6 @@ def recall_cell(
         search=whose,
         **rest,
     )
-
-
-def _found(own: str, kin: str, size: Size) -> tuple[str, dict[str, Any]]:
-    """Whose search there was, a row's own or its kin's, and what came out; "" where none was."""
-    for search in (own, kin):
-        best = searched(search, size) if search else None
-        if best is not None:
-            return search, best
-    return "", {"learning_rate": _UNSEARCHED[size]}
 
 
 def recall_table(
@@ -339,8 +331,8 @@ def _summary(
     # Models that were trained for less are shown, but nothing is claimed of them.
     whole = [record for record in planned if record["steps"] == most]
     claims = _claims(whole, table, buckets)
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in every}
-    return Summary(sheets, claims, [Figure("by_lag.png", caption, draw)], notes, labels)
+    figures = [Figure("by_lag.png", caption, draw)]
+    return Summary(sheets, claims, figures, notes, labels_of(every))
 
 
 def _by_condition(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -23,6 +23,7 @@ __all__ = [
     "gain_in_words",
     "history_sheet",
     "label_of",
+    "labels_of",
     "margin",
     "named_by_commit",
     "over_seeds",
@@ -81,6 +82,12 @@ def label_of(row: str) -> str:
     model, bracket, changes = row.partition(" [")
     label = MODELS[model].label if model in MODELS else model.replace("_", " ")
     return label + bracket + changes
+
+
+def labels_of(records: Sequence[Record]) -> dict[str, str]:
+    """What tables call the models of results, by their names."""
+    models = (record["cell"]["model"] for record in records)
+    return {model: label_of(model) for model in models}
 
 
 def by_row(records: Sequence[Record]) -> dict[str, list[Record]]:

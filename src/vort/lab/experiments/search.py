@@ -36,6 +36,7 @@ __all__ = [
     "append",
     "chosen_in",
     "collect",
+    "first_searched",
     "has_fixed_decay",
     "known_scores",
     "line_of",
@@ -98,6 +99,24 @@ def searched(search: str, size: Size, lines: Sequence[Line] | None = None) -> Se
     """
     best = _best(search, size, _taken_up() if lines is None else lines)
     return None if best is None else dict(best["settings"])
+
+
+def first_searched(searches: Iterable[str], size: Size, unsearched: float) -> tuple[str, Settings]:
+    """Which of several searches there was first, a row's own or its kin's, and what it found.
+
+    Args:
+        searches: by experiment and row, in the order they are asked for.
+        size: "laptop" or "paper".
+        unsearched: the learning rate where there was none of them; its search is then "".
+
+    >>> first_searched(["pilot/vort_new", "pilot/vort"], "laptop", 1e-3)
+    ('pilot/vort', {'learning_rate': 0.006})
+    """
+    for search in searches:
+        best = searched(search, size)
+        if best is not None:
+            return search, best
+    return "", {"learning_rate": unsearched}
 
 
 def chosen_in(search: str, size: Size, lines: Sequence[Line] | None = None) -> str:
