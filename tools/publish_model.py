@@ -24,6 +24,7 @@ from vort.lab.commands import find_model, quiet_libraries, read_device
 from vort.lab.commands.generate import fitting_threads
 from vort.lab.commands.settings import OPTIONS, RunSettings
 from vort.lab.commands.train import make_task_of
+from vort.lab.experiments.reading import BOUNDS
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import Books
 from vort.lab.training import evaluate
@@ -37,7 +38,6 @@ CARD = Path(__file__).with_name("model_card.md")
 MOST_BYTES = 13_000_000
 # The draws that text comes out of best; what `vort generate` takes where nothing is said.
 DRAWS = {"do_sample": True, "temperature": 0.8, "top_p": 0.95}
-BOUNDS = (256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 PROMPT, SAMPLE_TOKENS = "It was a dark", 400
 TEXTS = (
     "English prose first published between 1721 and 1918, in the public domain, as the collection "

@@ -243,9 +243,7 @@ def test_what_narrow_states_forget_is_right_on_average() -> None:
 
 
 def test_narrow_states_are_refused_where_there_are_none() -> None:
-    with pytest.raises(
-        ValueError, match=r"needs a memory of decaying states.*got memory='softmax'"
-    ):
+    with pytest.raises(ValueError, match=r"needs a memory of decaying states.*got memory softmax"):
         model_of("softmax").new_cache(state_dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"float32 or torch\.bfloat16, got torch\.float16"):
         VortCache(2, state_dtype=torch.float16)

@@ -139,5 +139,5 @@ def test_the_first_name_is_the_memory_where_none_is_given() -> None:
 
 
 def test_half_states_of_a_hybrid_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"got layer_memories=\['vort', 'softmax'\]"):
+    with pytest.raises(ValueError, match="got memory 1 x vort, 1 x softmax, in turn"):
         hybrid(["vort", "softmax"]).model.new_cache(state_dtype=torch.bfloat16)

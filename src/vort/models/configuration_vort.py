@@ -6,6 +6,7 @@
 from copy import copy
 from dataclasses import fields
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,21 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         """
         names = self.layer_memories
         return self.memory if names is None else names[layer % len(names)]
+
+    def memory_in_words(self) -> str:
+        """What the layers remember with, in a line.
+
+        >>> VortConfig().memory_in_words()
+        'vort'
+        >>> names = ["vort", "vort", "vort", "softmax"]
+        >>> VortConfig(num_hidden_layers=8, layer_memories=names).memory_in_words()
+        '3 x vort, 1 x softmax, in turn'
+        """
+        names = self.layer_memories or [self.memory]
+        if len(set(names)) == 1:
+            return names[0]
+        runs = ", ".join(f"{len(list(run))} x {name}" for name, run in groupby(names))
+        return runs + (", in turn" if len(names) < self.num_hidden_layers else "")
 
     def of_layer(self, layer: int) -> "VortConfig":
         """What a layer is made from: the same settings, with its own memory."""

@@ -163,7 +163,7 @@ class VortModel(VortPreTrainedModel):
         if state_dtype != torch.float32 and not decays:
             raise ValueError(
                 f"state_dtype={state_dtype} needs a memory of decaying states, such as "
-                f"memory='vort', got {_memory_in_words(self.config)}"
+                f"memory='vort', got memory {self.config.memory_in_words()}"
             )
         grows = any(memory.state_size(1) != memory.state_size(0) for memory in self.memories)
         layers = self.config.num_hidden_layers
@@ -584,12 +584,6 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             if entity_mask.shape[1] >= length and length > 1:
                 inputs["entity_mask"] = entity_mask[:, -length:]
         return inputs
-
-
-def _memory_in_words(config: VortConfig) -> str:
-    if config.layer_memories is None:
-        return f"memory={config.memory!r}"
-    return f"layer_memories={config.layer_memories!r}"
 
 
 def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:

@@ -48,6 +48,13 @@ def process(*arguments: object, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
 
 
+def test_what_the_layers_of_a_hybrid_have_is_said_in_a_line(text: Path, tmp_path: Path) -> None:
+    hybrid = ["num_hidden_layers=4", 'layer_memories=["gla", "none"]']
+    more = [part for each in hybrid for part in ("--model-set", each)]
+    said = vort("train", "--text", text, "--out", tmp_path / "run", *SMALL, *more)
+    assert "4 layers of 16, memory 1 x gla, 1 x none, in turn" in said
+
+
 def test_a_file_is_all_that_is_needed_and_the_folder_goes_everywhere(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

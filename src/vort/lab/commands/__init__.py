@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from vort.lab.experiments.cell import Size
-    from vort.models import VortForCausalLM
+    from vort.models import VortConfig, VortForCausalLM
 
 __all__ = [
+    "Device",
+    "Model",
     "books_of",
     "check_writable",
     "find_model",
+    "has_vort",
     "load_model",
     "named_or_shipped",
     "quiet_libraries",
@@ -30,6 +33,11 @@ __all__ = [
     "read_workers",
     "say_horizon",
 ]
+
+Model = Annotated[
+    str | None, typer.Argument(help="Folder of a model, or of `vort train`; vort's own if absent.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 
 _PYTHON = {"True": True, "False": False, "None": None}
 
@@ -196,9 +204,14 @@ def find_model(name: str) -> str:
     return name
 
 
+def has_vort(config: "VortConfig") -> bool:
+    """Whether a layer's memory is VORT's, with orders and a horizon."""
+    return any(config.memory_of(layer) == "vort" for layer in range(config.num_hidden_layers))
+
+
 def say_horizon(model: Any, length: int, remedy: str = "") -> None:
     """Say, once, that a sequence is longer than the lags a model's memory is made for."""
-    if getattr(model, "_said_horizon", False) or model.config.memory != "vort":
+    if getattr(model, "_said_horizon", False) or not has_vort(model.config):
         return
     if length > model.config.horizon:
         model._said_horizon = True

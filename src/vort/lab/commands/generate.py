@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vort.lab.commands import check_writable, load_model, named_or_shipped, say_horizon
+from vort.lab.commands import (
+    Device,
+    Model,
+    check_writable,
+    load_model,
+    named_or_shipped,
+    say_horizon,
+)
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from vort.models import VortForCausalLM, VortSession
 
-Model = Annotated[
-    str | None, typer.Argument(help="Folder of a model, or of `vort train`; vort's own if absent.")
-]
 Temperature = Annotated[
     float | None,
     typer.Option(help="0 takes the likeliest token; if absent the model's own, or 1."),
@@ -36,7 +38,6 @@ Seed = Annotated[
 Session = Annotated[
     Path | None, typer.Option(help="Go on from this file if it exists; save to it.")
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 
 # A step of fewer parameters is over before several threads have met: they would wait for each
 # other, and busily, for longer than they work.
@@ -58,9 +59,8 @@ def generate(
     """Stream a continuation of the prompt to the terminal."""
     if save_every < 1:
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
-    _check_session(session)
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    state = _open(*load_model(named_or_shipped(model), device), session, drawn)
+    state = _open(model, device, session, drawn)
     drawing = _drawing(state.model, temperature, top_k, top_p)
     _feed(state, sys.stdin.read() if prompt == "-" else prompt)
     pieces = state.stream(max_new_tokens, seed=seed, **drawing)
@@ -102,9 +102,8 @@ def chat(
     """
     if max_new_tokens < 1:
         raise typer.BadParameter(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
-    _check_session(session)
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    state = _open(*load_model(named_or_shipped(model), device), session, drawn)
+    state = _open(model, device, session, drawn)
     if seed is not None and state.tokens_seen:
         typer.echo(f"--seed {seed} has no use: {session} goes on with its own draws", err=True)
     drawing = _drawing(state.model, temperature, top_k, top_p)
@@ -186,18 +185,12 @@ def _drawing(
     return found
 
 
-def _check_session(file: Path | None) -> None:
+def _open(name: str | None, device: str, file: Path | None, seed: int) -> "VortSession":
+    """The session in a file, or a new one; of the model that is named, or of vort's own."""
     if file is not None:
         check_writable(file, "--session")
         file.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _open(
-    model: "VortForCausalLM",
-    tokenizer: "PreTrainedTokenizerBase",
-    file: Path | None,
-    seed: int,
-) -> "VortSession":
+    model, tokenizer = load_model(named_or_shipped(name), device)
     from vort.models import VortSession
 
     if file is not None and file.exists():

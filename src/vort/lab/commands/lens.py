@@ -8,7 +8,15 @@ import typer
 from rich.console import Console
 
 from vort.files import read_regular, write_atomically
-from vort.lab.commands import check_writable, load_model, named_or_shipped, say_horizon
+from vort.lab.commands import (
+    Device,
+    Model,
+    check_writable,
+    has_vort,
+    load_model,
+    named_or_shipped,
+    say_horizon,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,16 +30,13 @@ console = Console()
 
 def lens(
     text: Annotated[Path, typer.Option(help="The text to look at, UTF-8.")],
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Folder of a model, or of `vort train`; vort's own if absent."),
-    ] = None,
+    model: Model = None,
     out: Annotated[Path, typer.Option(help="Page to write.")] = Path("lens.html"),
     max_tokens: Annotated[int, typer.Option(help="Cut the text after so many tokens.")] = 5000,
     title: Annotated[str | None, typer.Option(help="Of the page; the file's name if absent.")] = (
         None
     ),
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    device: Device = "cpu",
 ) -> None:
     """Write one self-contained HTML page: the text, coloured by what a model remembers of it."""
     if max_tokens < 2:
@@ -72,9 +77,8 @@ def _page(
     config, made_by = model.config, provenance()
     about = {
         "model": name,
-        "memory": f"{config.memory}, {config.routing} routing"
-        if config.memory == "vort"
-        else config.memory,
+        "memory": config.memory_in_words()
+        + (f", {config.routing} routing" if has_vort(config) else ""),
         "features": f"{config.feature_map}, {view.layers[0].q.shape[-1]} for each head",
         "normaliser": config.normalizer,
         "horizon": f"{config.horizon:,} tokens",

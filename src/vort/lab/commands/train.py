@@ -322,7 +322,7 @@ def _announce(
         "device": device_in_words(training_device())
         + (f", {found.processes} processes" if found.processes > 1 else ""),
         "model": f"{name}{found.parameters:,} parameters: {shape.num_hidden_layers} layers of "
-        f"{shape.hidden_size}, memory {shape.memory}",
+        f"{shape.hidden_size}, memory {shape.memory_in_words()}",
         "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
         f"{'bytes' if task.text else 'tokens'}{parts}{passes}",
         "memory": f"about {_bytes(found.memory(piece))} of {_bytes(found.free)} that are free",

@@ -93,11 +93,11 @@ def view_text(
         input_ids: one text.
         entity_mask: `[1, T]`, for models that use it.
     """
-    memories = [block.self_attn.memory for block in model.model.layers]
+    memories = model.model.memories
     if not all(isinstance(memory, RetentionMemory) for memory in memories):
         raise ValueError(
             "the lens shows memories with a retention kernel (vort, uniform_power_law, "
-            f"exponential, mixture), got a model with memory={model.config.memory!r}"
+            f"exponential, mixture), got a model with memory {model.config.memory_in_words()}"
         )
     views: list[LayerView] = []
 
