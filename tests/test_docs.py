@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import vort
+from vort.memories import MEMORIES, LayerSettings
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -53,6 +54,28 @@ def test_readme_takes_a_newcomer_from_installing_to_generating_before_any_figure
     assert "pip wheel" in section(README, "Install")
     assert "vort train --text" in section(README, "Train on your text")
     assert "vort generate run" in section(README, "Generate")
+
+
+def test_pages_name_all_memories_and_count_them_right() -> None:
+    for text in (
+        (ROOT / "docs" / "model.md").read_text(),
+        (ROOT / "docs" / "own-memory.md").read_text(),
+        str(LayerSettings.__doc__),
+    ):
+        named = {name for name in MEMORIES if re.search(rf"[`\"]{name}[`\"]", text)}
+        assert named | {"vort"} == set(MEMORIES)
+    words = {10: "ten", 11: "eleven", 12: "twelve", 13: "thirteen", 14: "fourteen"}
+    for page in (README, ROOT / "docs" / "index.md"):
+        assert f"{words[len(MEMORIES) - 1]} other memories" in page.read_text()
+    assert f"are {words[len(MEMORIES)]} such" in (ROOT / "docs" / "own-memory.md").read_text()
+
+
+def test_the_map_of_the_house_names_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f": {page.name}\n" in nav
+        assert page.name == "index.md" or f"]({page.name})" in index
 
 
 def test_readme_examples_are_short_and_the_model_has_ten_lines() -> None:

@@ -20,7 +20,7 @@ from vort.memories.interface import MemoryInputs
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM
 
 runner = CliRunner(env={"TERM": "dumb"})
-MEMORIES = ["vort", "uniform_power_law", "exponential", "mixture"]
+MEMORIES = ["vort", "uniform_power_law", "exponential", "mixture", "linear"]
 
 
 def model_of(**changes: object) -> VortForCausalLM:

@@ -89,15 +89,16 @@ def view_text(
     """Run the model once over `input_ids` `[1, T]` and keep what its memories saw.
 
     Args:
-        model: any whose memories retain: vort, uniform_power_law, exponential, mixture.
+        model: any whose memories retain: vort, uniform_power_law, exponential, mixture, linear.
         input_ids: one text.
         entity_mask: `[1, T]`, for models that use it.
     """
     memories = model.model.memories
     if not all(isinstance(memory, RetentionMemory) for memory in memories):
+        found = model.config.memory_in_words()
         raise ValueError(
-            "the lens shows memories with a retention kernel (vort, uniform_power_law, "
-            f"exponential, mixture), got a model with memory {model.config.memory_in_words()}"
+            "the lens shows memories with a retention kernel (vort, uniform_power_law, exponential, "
+            f"mixture, linear), got a model with memory {found}"
         )
     views: list[LayerView] = []
 
