@@ -97,8 +97,8 @@ def view_text(
     if not all(isinstance(memory, RetentionMemory) for memory in memories):
         found = model.config.memory_in_words()
         raise ValueError(
-            "the lens shows memories with a retention kernel (vort, uniform_power_law, exponential, "
-            f"mixture, linear), got a model with memory {found}"
+            "the lens shows memories with a retention kernel (vort, uniform_power_law, "
+            f"exponential, mixture, linear), got a model with memory {found}"
         )
     views: list[LayerView] = []
 
