@@ -44,7 +44,7 @@ def test_a_saved_hybrid_is_the_same_when_loaded(tmp_path) -> None:
     torch.testing.assert_close(loaded(given).logits, model(given).logits)
 
 
-def test_a_configuration_of_before_has_one_memory_for_all(tmp_path) -> None:
+def test_a_configuration_without_a_list_has_one_memory_for_all(tmp_path) -> None:
     config_of("mixture").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     settings = json.loads(path.read_text())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.recurrence import BLOCK, call_op, each_sequence, fla_kernels
+from vort.memories.recurrence import BLOCK, call_op, carried, each_sequence, fla_kernels
 from vort.memories.retention_memory import (
     EPS_SIGNED,
     GateProjection,
@@ -234,12 +234,8 @@ def _sequence(
     o = _within(q, k, log_gate, total) @ v
     last = total[..., -1:, :]
     added = (k * (last - total).exp()).mT @ v
-    kept = last.mT.exp()
-    starts = []
-    for index in range(q.shape[2]):
-        starts.append(state)
-        state = state * kept[:, :, index] + added[:, :, index]
-    return o + (q * total.exp()) @ torch.stack(starts, 2), state
+    starts, state = carried(state, last.mT.exp(), added)
+    return o + (q * total.exp()) @ starts, state
 
 
 def _within(q: Tensor, k: Tensor, log_gate: Tensor, total: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.recurrence import call_op, each_sequence, fla_kernels
+from vort.memories.recurrence import call_op, carried, each_sequence, fla_kernels
 from vort.memories.retention_memory import GateProjection, widen
 from vort.memories.settings import LayerSettings
 
@@ -147,10 +147,5 @@ def _sequence(
     total = log_gate.cumsum(-2)
     last = total[..., -1:, :]
     added = (k * (last - total).exp()).mT @ v
-    kept = last.exp()
-    starts = []
-    for index in range(q.shape[2]):
-        starts.append(state)
-        state = state * kept[:, :, index] + added[:, :, index]
-    o = ((q @ k.mT) * decays_within(total)) @ v + (q * total.exp()) @ torch.stack(starts, 2)
-    return o, state
+    starts, state = carried(state, last.exp(), added)
+    return ((q @ k.mT) * decays_within(total)) @ v + (q * total.exp()) @ starts, state

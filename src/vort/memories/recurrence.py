@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vort.memories.interface import MemoryInputs, State
 
-__all__ = ["BLOCK", "call_op", "each_sequence", "fla_kernels"]
+__all__ = ["BLOCK", "call_op", "carried", "each_sequence", "fla_kernels"]
 
 CHUNK, BLOCK = 64, 16
 
@@ -117,3 +117,18 @@ def _in_chunks(tensors: list[Tensor]) -> list[Tensor]:
         F.pad(x, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, chunk)).permute(0, 3, 1, 2, 4)
         for x in tensors
     ]
+
+
+def carried(state: Tensor, kept: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """The states that chunks begin with, `[B, H, chunks, D, V]`, and the one after the last.
+
+    Args:
+        state: `[B, H, D, V]`, what the first chunk begins with.
+        kept: `[B, H, chunks, D or 1, 1]`, the share of it that a chunk leaves.
+        added: `[B, H, chunks, D, V]`, what a chunk adds.
+    """
+    starts = []
+    for index in range(added.shape[2]):
+        starts.append(state)
+        state = state * kept[:, :, index] + added[:, :, index]
+    return torch.stack(starts, 2), state

@@ -78,7 +78,7 @@ _TRAINING: dict[Size, dict[str, Any]] = {
         "workers": 3,
     },
 }
-# For models that were not searched: so far all.
+# For models that were not searched.
 _RATES: dict[Size, float] = {"laptop": 5e-3, "paper": 2e-3}
 # The paper's K = 8 banks of S = 10 scales; 33 states at laptop size.
 _BANKS: dict[Size, dict[str, Any]] = {

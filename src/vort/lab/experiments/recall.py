@@ -96,7 +96,7 @@ def recall_cell(
     if whose == own or (has_fixed_decay(config) and not long):
         config |= model_settings(best, config, own=whose == whole)
     if has_fixed_decay(config) and config.get("exponential_rate") is None:
-        # Until one is searched: for the lags there are most of, or for the long ones.
+        # Where none was searched: for the lags there are most of, or for the long ones.
         config["exponential_rate"] = (10 / 3 if long else 10) / make_task(**task).length
     if learning_rate is not None:
         whose, best = "", {"learning_rate": learning_rate}
