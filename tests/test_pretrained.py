@@ -69,6 +69,14 @@ def test_its_card_says_how_it_was_trained_and_what_it_scores(shipped: Path) -> N
     assert not re.search(r"(?<![\w.])/(home|root|tmp|work|data|mnt)\b", card + record)
 
 
+def test_the_readme_says_what_it_scores(shipped: Path) -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+    words = readme.partition("test books take")[2].partition("beyond 16,384")[0]
+    scores = json.loads((shipped / "scores.json").read_text())["scores"]["test"]
+    wanted = [f"{scores[place]['bits']:.3f}" for place in ("2048-4096", ">=16384")]
+    assert re.findall(r"\d\.\d{3}", words) == wanted
+
+
 def test_it_is_what_was_scored(shipped: Path, model: VortForCausalLM) -> None:
     about = json.loads((shipped / "scores.json").read_text())
     assert sum(x.numel() for x in model.parameters()) == about["parameters"]

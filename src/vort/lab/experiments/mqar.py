@@ -8,7 +8,14 @@ from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import MODELS, sized
 from vort.lab.experiments.recall import has_note
-from vort.lab.experiments.scores import as_planned, by_row, label_of, row_of, training_notes
+from vort.lab.experiments.scores import (
+    as_planned,
+    by_row,
+    label_of,
+    labels_of,
+    row_of,
+    training_notes,
+)
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import interval
 from vort.lab.verdicts import Claim, judge_lead
@@ -149,7 +156,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         *training_notes(records, paper=False),
         *has_note(records),
     ]
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+    labels = labels_of(records)
 
     def draw(path: Path) -> None:
         from vort.lab.report.figures.long_context import draw_by_state

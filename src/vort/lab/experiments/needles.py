@@ -14,6 +14,7 @@ from vort.lab.experiments.scores import (
     as_planned,
     by_row,
     label_of,
+    labels_of,
     seed_interval,
     seeds_of,
     show,
@@ -258,7 +259,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
             "Laptop size: a small vocabulary, one layer, a minute of training; four needles by key "
             "are only begun to be told apart."
         )
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+    labels = labels_of(records)
 
     def draw(path: Path) -> None:
         from vort.lab.report.figures.long_context import draw_needle_maps
@@ -418,7 +419,7 @@ def summarise_merged(records: Sequence[Record], size: Size) -> Summary:
     sheets = [_merged_sheet(needles)] if needles else []
     if books:
         sheets.append(_bits_sheet(books))
-    labels = {r["cell"]["model"]: label_of(r["cell"]["model"]) for r in (*needles, *books)}
+    labels = labels_of((*needles, *books))
     notes = [
         "Documents are read apart, none knowing of the others; their states are aged in closed "
         "form and added up, and what is asked is read after that. In one layer that is what "
@@ -535,7 +536,7 @@ def summarise_ruler(records: Sequence[Record], size: Size) -> Summary:
             )
         title = f"RULER's synthetic tasks in {int(length):,} tokens: answers right (%)"
         sheets.append(Sheet(title, ["model", "state", "average", *tasks], rows))
-    labels = {record["cell"]["model"]: label_of(record["cell"]["model"]) for record in records}
+    labels = labels_of(records)
     return Summary(sheets, notes=training_notes(records, paper=False), labels=labels)
 
 
