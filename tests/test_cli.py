@@ -47,7 +47,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["kernel", "--tolerance", "0.1", "--terms", "4"], "give either terms or tolerance"),
         (
             ["reproduce", "--only", "dreams"],
-            "ablations, complexity, orders, plasticity, got dreams",
+            "babi, complexity, orders, plasticity, got dreams",
         ),
         (
             ["reproduce", "--only", "pilot", "--cells", "nomatch"],
@@ -66,7 +66,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
             "did you mean model.num_scales?",
         ),
         (["reproduce", "--only", "pilot", "--set", "task.lenght=1"], "did you mean task.length?"),
-        (["tune", "orders"], "experiment must be one of pilot, label_copy, books, got 'orders'"),
+        (["tune", "orders"], "books, books_deep, books_deeper, got 'orders'"),
         (["tune", "books", "--scale", "paper"], "books has no cells to tune at --scale paper"),
         (["tune", "pilot", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["figures", "nope"], "RUN_DIR must be a folder that vort reproduce wrote, got nope"),
