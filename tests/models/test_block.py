@@ -3,6 +3,7 @@ import torch
 
 from tests.memories.cases import NAMES
 from tests.models.cases import config_of, model_of
+from vort.models import VortConfig, VortForCausalLM
 from vort.models.block import VortBlock
 
 OPTIONS = (
@@ -38,3 +39,14 @@ def test_models_have_equally_many_parameters(options: dict[str, object], size: i
 def test_matching_can_be_switched_off() -> None:
     bare = model_of("none", match_parameters=False)
     assert bare.model.layers[0].mlp.up_proj.out_features == bare.config.intermediate_size
+
+
+def test_a_seed_gives_the_weights_that_results_were_made_with() -> None:
+    """FAVOR+ draws wherever it is built, and so does counting parameters: how often must stay."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = VortConfig(**sizes, feature_map="favor", sliding_window=8, vocab_size=300)
+    layer = VortForCausalLM(config).model.layers[0].self_attn
+    projection = layer.memory.key_map.projection
+    assert projection[0, :2].tolist() == pytest.approx([0.1379249, 1.0385739], rel=1e-5)
+    assert layer.q_proj.weight[0, :2].tolist() == pytest.approx([0.0088474, -0.0067595], rel=1e-4)

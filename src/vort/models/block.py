@@ -147,8 +147,7 @@ def mlp_width(config: VortConfig) -> int:
         head_dim=config.head_dim,
         attention_bias=config.attention_bias,
     )
-    attention = _parameters_of_attention(config)
-    missing = _parameters_of_attention(default) - attention
+    missing = _parameters_of_attention(default) - _parameters_of_attention(config)
     matched = width + round(missing / (3 * config.hidden_size))
     if matched < 1:
         raise ValueError(
@@ -157,7 +156,8 @@ def mlp_width(config: VortConfig) -> int:
         )
     rounded = max(8, 8 * round(matched / 8))
     unit = 3 * config.hidden_size
-    whole = attention + matched * unit
+    # Counted again: FAVOR+ draws where it is built, and what a seed gives rests on how often.
+    whole = _parameters_of_attention(config) + matched * unit
     return rounded if abs(rounded - matched) * unit < 0.01 * whole else matched
 
 
