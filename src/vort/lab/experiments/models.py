@@ -12,6 +12,7 @@ from vort.lab.tasks import Task
 from vort.memories import PAPER
 
 __all__ = [
+    "BY_KEY",
     "MODELS",
     "RECALL_TRAINING",
     "SLOW",
@@ -325,6 +326,19 @@ _BARE: Settings = {
     "conv_size": 0,
     "rope_theta": None,
     "tie_word_embeddings": False,
+}
+# Retrieval by a key that stands two tokens before its value: the convolution's part, and learned
+# sooner without a window beside it. Attention knows no positions, so that full attention may go on
+# beyond what it has seen; the norm of each head does what a normaliser would.
+BY_KEY: Settings = {
+    "sliding_window": 0,
+    "rope_theta": None,
+    "use_entropy": False,
+    "conv_size": 4,
+    "normalizer": "none",
+    # Embeddings of numbers are what they are answered with.
+    "tie_word_embeddings": True,
+    "order_start": 0.9,
 }
 _RECALL: dict[Size, Settings] = {
     "laptop": {

@@ -6,7 +6,7 @@ from typing import Any
 
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
-from vort.lab.experiments.models import MODELS, sized
+from vort.lab.experiments.models import BY_KEY, MODELS, sized
 from vort.lab.experiments.recall import has_note
 from vort.lab.experiments.scores import (
     as_planned,
@@ -22,19 +22,9 @@ from vort.lab.verdicts import Claim, judge_lead
 
 __all__ = ["MQAR_TABLE"]
 
-_ALIKE: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "sliding_window": 0,
-    "rope_theta": None,
-    "use_entropy": False,
-    "conv_size": 4,
-    "normalizer": "none",
-    "tie_word_embeddings": True,
-    "order_start": 0.9,
-}
 _MODEL: dict[Size, dict[str, Any]] = {
-    "laptop": {**_ALIKE, "num_hidden_layers": 1, "head_dim": 16, "num_scales": 4, "horizon": 64},
-    "paper": {**_ALIKE, "head_dim": 64, "num_scales": 6, "horizon": 1024},
+    "laptop": {**BY_KEY, "num_hidden_layers": 1, "head_dim": 16, "num_scales": 4, "horizon": 64},
+    "paper": {**BY_KEY, "num_hidden_layers": 2, "head_dim": 64, "num_scales": 6, "horizon": 1024},
 }
 _TASK: dict[Size, dict[str, Any]] = {
     "laptop": {

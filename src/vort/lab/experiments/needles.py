@@ -8,7 +8,7 @@ from typing import Any
 from vort.lab.experiments.books import BOOKS_TASK, books_cell
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
-from vort.lab.experiments.models import MODELS, sized
+from vort.lab.experiments.models import BY_KEY, MODELS, sized
 from vort.lab.experiments.recall import has_note
 from vort.lab.experiments.scores import (
     as_planned,
@@ -26,22 +26,9 @@ from vort.lab.verdicts import Claim, judge_floor, judge_lead
 
 __all__ = ["MERGED", "NEEDLES", "RULER_TABLE", "long_config"]
 
-# Retrieval by a key that stands two tokens before its value: the convolution's part, and learned
-# sooner without a window beside it. Attention knows no positions, so that full attention may go on
-# beyond what it has seen; the norm of each head does what a normaliser would.
-_ALIKE: dict[str, Any] = {
-    "sliding_window": 0,
-    "rope_theta": None,
-    "use_entropy": False,
-    "conv_size": 4,
-    "normalizer": "none",
-    # Embeddings of numbers are what they are answered with.
-    "tie_word_embeddings": True,
-    "order_start": 0.9,
-}
 _MODEL: dict[Size, dict[str, Any]] = {
     "laptop": {
-        **_ALIKE,
+        **BY_KEY,
         "num_hidden_layers": 1,
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -52,7 +39,7 @@ _MODEL: dict[Size, dict[str, Any]] = {
         "horizon": 4096,
     },
     "paper": {
-        **_ALIKE,
+        **BY_KEY,
         "num_hidden_layers": 2,
         "hidden_size": 256,
         "num_attention_heads": 4,
