@@ -194,6 +194,8 @@ def _with_full_cache(model: Any, longest: int, timed: int) -> float:
     base(input_ids=token.expand(1, short), **given)
     for index in range(cache.num_layers):
         state = dict(cache.load_state(index))
+        if "memory.k" not in state:  # of a hybrid, a layer whose state does not grow
+            continue
         for name in ("memory.k", "memory.v"):
             state[name] = state[name].repeat(1, longest // short, 1, 1)
         state["memory.seen"] = torch.full_like(state["memory.seen"], longest // short * short)

@@ -399,6 +399,9 @@ class HaystackTask(GeneratedTask):
         words: made words in the vocabulary of words.
         value_tokens: tokens of a number in the vocabulary of words; three digits each.
         mixed: lengths of samples in training; they must divide `length`. (): that alone.
+        apart: so many training sequences in a row, a batch, are made of samples of one length, and
+            each sample is a row of its own: none is read after another, whose facts were best
+            forgotten. None: samples stand end to end.
         source: a folder of books to hide facts in, for bytes; None: generated sentences.
     """
 
@@ -408,6 +411,7 @@ class HaystackTask(GeneratedTask):
     words: int = 1024
     value_tokens: int = 1
     mixed: tuple[int, ...] = ()
+    apart: int | None = None
     source: str | None = None
     bounds: tuple[int, ...] = (1024, 4096, 16384, 65536)
 
@@ -422,6 +426,8 @@ class HaystackTask(GeneratedTask):
         for each in self.mixed:
             if each < 1 or self.length % each:
                 raise ValueError(f"mixed must divide length = {self.length}, got {each}")
+        if self.apart is not None and self.apart < 1:
+            raise ValueError(f"apart must be at least 1, or None, got {self.apart}")
 
     @abstractmethod
     def sample(
@@ -472,9 +478,35 @@ class HaystackTask(GeneratedTask):
         rng = stream(self.seed, self.name, split, index)
         if split != "train" or not self.mixed:
             return self._joined([self.sample(rng, self.length, split, index)])
-        length = self.mixed[int(rng.integers(len(self.mixed)))]
+        length = self._sample_length(rng, index)
         count = self.length // length
         return self._joined([self.sample(rng, length, split) for _ in range(count)])
+
+    def _sample_length(self, rng: np.random.Generator, index: int) -> int:
+        """Of a training sequence's samples: drawn for it alone, or for all that are in a batch."""
+        if self.apart is not None:
+            rng = stream(self.seed, f"{self.name} lengths", "train", index // self.apart)
+        return self.mixed[int(rng.integers(len(self.mixed)))]
+
+    def batch(self, split: Split, indices: Sequence[int]) -> Batch:
+        """The sequences with these indices; see `Task.batch`. Samples `apart` are rows."""
+        found = super().batch(split, indices)
+        if split != "train" or self.apart is None or not self.mixed:
+            return found
+        lengths = {self._sample_length(np.random.default_rng(), index) for index in indices}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"apart must be the size of a batch, or a multiple of it, got {self.apart} for "
+                f"sequences {min(indices)} to {max(indices)}"
+            )
+        rows = (-1, lengths.pop())
+        sources = found["sources"].view(*rows)
+        return {
+            "input_ids": found["input_ids"].view(*rows),
+            "labels": found["labels"].view(*rows),
+            "buckets": found["buckets"].view(*rows),
+            "sources": torch.where(sources >= 0, sources % rows[1], sources),
+        }
 
     def _joined(self, samples: Sequence[Sample]) -> Row:
         tokens, queries, labels, sources, buckets, begin = [], [], [], [], [], 0
