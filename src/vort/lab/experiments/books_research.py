@@ -134,17 +134,18 @@ IDEAS: tuple[Idea, ...] = (
         {"include_self": False},
     ),
     Idea(
-        "erasing",
-        "tokens replace what their key finds, in every second layer (Gated DeltaNet there)",
-        "Within .005 bits of the baseline: erasing gains what is lost with the scales.",
-        {"layer_memories": ["vort", "gated_delta"]},
-    ),
-    Idea(
         "no_memory",
         "no memory, to see where it costs",
         "Costs .02 bits beyond 256 positions; below 64, where a window sees all, nothing.",
         {"memory": "none"},
         compares=True,
+    ),
+    # Last: other kernels than ours, which are compiled first.
+    Idea(
+        "erasing",
+        "tokens replace what their key finds, in every second layer (Gated DeltaNet there)",
+        "Within .005 bits of the baseline: erasing gains what is lost with the scales.",
+        {"layer_memories": ["vort", "gated_delta"]},
     ),
 )
 
