@@ -20,6 +20,7 @@ from vort.lab.experiments.scores import (
     show,
     training_notes,
 )
+from vort.lab.experiments.search import first_searched
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 from vort.lab.verdicts import Claim, judge_floor, judge_lead
@@ -77,20 +78,20 @@ _TRAINING: dict[Size, dict[str, Any]] = {
     "laptop": {
         "steps": 300,
         "batch_size": 8,
-        "learning_rate": 3e-3,
         "evaluation_sequences": 40,
         "test_sequences": 0,
     },
     "paper": {
         "steps": 2000,
         "batch_size": 8,
-        "learning_rate": 3e-3,
         "evaluation_sequences": 64,
         "test_sequences": 0,
         "checkpoint_every": 500,
         "workers": 2,
     },
 }
+# Of rows that were not searched.
+_RATE: dict[Size, float] = {"laptop": 3e-3, "paper": 2e-3}
 _DEPTHS = (0.0, 0.11, 0.22, 0.33, 0.44, 0.56, 0.67, 0.78, 0.89, 1.0)
 _MAP: dict[Size, dict[str, Any]] = {
     "laptop": {"lengths": (256, 512, 1024, 2048, 4096), "depths": _DEPTHS, "sequences": 20},
@@ -144,6 +145,7 @@ def _state_of_vort(size: Size) -> int:
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """All cells, the first seed of every row before the second of any."""
+    found = {row: first_searched((f"needles/{row}",), size, _RATE[size]) for row in _ROWS[size]}
     return [
         Cell(
             experiment="needles",
@@ -152,7 +154,8 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
             seed=seed,
             task={**_TASK[size], "seed": seed},
             config=long_config(size, model),
-            training=_TRAINING[size],
+            training={**_TRAINING[size], **found[model][1]},
+            search=found[model][0],
             after=_after(size, model),
         )
         for seed in _SEEDS[size]
@@ -501,7 +504,7 @@ def ruler_cells(size: Size, data: Path | None = None) -> list[Cell]:
             seed=0,
             task={**_RULER_TASK, "seed": 0},
             config=long_config(size, model),
-            training=_TRAINING[size],
+            training={**_TRAINING[size], "learning_rate": _RATE[size]},
             after={"ruler": _RULER},
         )
         for model in rows
