@@ -381,6 +381,7 @@ NEEDLES = Experiment(
     "parameters.",
     cells=cells,
     summarise=summarise,
+    searchable=True,
 )
 
 
