@@ -273,11 +273,17 @@ def test_cells_from_a_users_files_become_a_table(tmp_path: Path, name: str, answ
     summary = summarise(EXPERIMENTS[name], folder, "paper", data=data).summary
     sheet, notes = summary.sheets[0], summary.notes
     if name == "babi":
-        assert sheet.headings[-3:] == list(PUBLISHED)
+        assert sheet.headings[-6:] == list(PUBLISHED_MEANS)
+        assert {"LSTM", "Transformer"} <= set(PUBLISHED_MEANS)
+        assert sheet.rows[-2][-6:] == ["16.7", "9.7", "6.4", "27.3", "22.1", "0.5"]
+        assert sheet.rows[0][-3:] == ["–"] * 3  # not given by task
+        assert any("arXiv 1807.03819" in note for note in notes)
         assert [row[0] for row in sheet.rows][-2:] == ["mean", "failed (> 5 %)"]
         assert any("arXiv 1807.02658" in note for note in notes)
     else:
         assert sheet.rows[0][3] == "–"  # what was not trained
+        assert sheet.rows[-1][2:6] == ["99.8", "20.8", "1.2", "–"]
+        assert any("arXiv 1711.00350" in note for note in notes)
 
 
 def test_without_a_users_files_there_are_no_cells(tmp_path: Path) -> None:
@@ -306,10 +312,11 @@ def test_a_tied_head_stays_the_embedding() -> None:
     assert needles().num_classes < needles().vocab_size
 
 
-@pytest.mark.parametrize("row", ["vort", "softmax"])
+@pytest.mark.parametrize("row", ["vort", "softmax", "hybrid_half", "h2o"])
 def test_a_token_is_timed_after_a_long_text_whether_the_cache_grows_or_not(row: str) -> None:
-    model = model_of(row)
-    with torch.no_grad():
-        found = long_context._decoding(model, 4096, timed=4)
-    assert found["ms_per_token"] > 0
-    assert found["after"] == 4096
+    model = model_of("softmax" if row == "h2o" else row, num_hidden_layers=2)
+    kept = 2000 if row == "h2o" else None
+    found = long_context.decoding_times(model, (1024, 2048), timed=2, state_numbers=kept)
+    short, long = (found["state_numbers"][length] for length in ("1024", "2048"))
+    assert (long > short) == (row in ("softmax", "hybrid_half"))
+    assert all(time > 0 for time in found["ms_per_token"].values())

@@ -319,6 +319,36 @@ def test_mixed_lengths_fill_training_sequences_only() -> None:
         MultiNeedle(length=1024, mixed=(300,))
 
 
+def test_samples_apart_are_rows_of_one_length_that_know_nothing_of_each_other() -> None:
+    settings: dict[str, Any] = {"mixed": (256, 512, 1024), "needles": 2, "asked": "all"}
+    task = MultiNeedle(length=1024, apart=2, **settings)
+    shapes = set()
+    for first in range(0, 24, 2):
+        batch = task.batch("train", [first, first + 1])
+        rows, length = batch["input_ids"].shape
+        assert rows * length == 2 * 1024
+        shapes.add(length)
+        row, place = (batch["labels"] != IGNORED).nonzero(as_tuple=True)
+        assert row.bincount().tolist() == [2] * rows
+        # The answer stands in the row that asks for it, before it does.
+        source = batch["sources"][row, place].long()
+        assert (source < place).all()
+        assert torch.equal(batch["input_ids"][row, source], batch["labels"][row, place])
+    assert shapes == {256, 512, 1024}
+    again = task.batch("train", [4, 5])["input_ids"]
+    assert torch.equal(task.batch("train", [5])["input_ids"], again[len(again) // 2 :])
+    assert task.batch("test", range(3))["input_ids"].shape == (3, 1024)
+    mixed = next(n for n in range(2, 40, 2) if len({_length(task, n - 1), _length(task, n)}) > 1)
+    with pytest.raises(ValueError, match="apart must be the size of a batch, or a multiple"):
+        task.batch("train", [mixed - 1, mixed])
+    with pytest.raises(ValueError, match="apart must be at least 1"):
+        MultiNeedle(length=1024, apart=0)
+
+
+def _length(task: MultiNeedle, index: int) -> int:
+    return task.batch("train", [index])["input_ids"].shape[1]
+
+
 def test_all_tasks_of_ruler_together_are_told_apart_by_bucket() -> None:
     task = Ruler(kind="all", length=1024, words=512)
     assert task.bucket_names == SYNTHETIC

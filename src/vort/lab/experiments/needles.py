@@ -8,13 +8,14 @@ from typing import Any
 from vort.lab.experiments.books import BOOKS_TASK, books_cell
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
-from vort.lab.experiments.models import BY_KEY, MODELS, sized
+from vort.lab.experiments.models import BY_KEY, MODELS, build_model, sized
 from vort.lab.experiments.recall import has_note
 from vort.lab.experiments.scores import (
     as_planned,
     by_row,
     label_of,
     labels_of,
+    row_of,
     seed_interval,
     seeds_of,
     show,
@@ -24,7 +25,7 @@ from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 from vort.lab.verdicts import Claim, judge_floor, judge_lead
 
-__all__ = ["MERGED", "NEEDLES", "RULER_TABLE", "long_config"]
+__all__ = ["DECODING", "MERGED", "NEEDLES", "RULER_TABLE", "long_config"]
 
 _MODEL: dict[Size, dict[str, Any]] = {
     "laptop": {
@@ -84,7 +85,7 @@ _TRAINING: dict[Size, dict[str, Any]] = {
     "paper": {
         "steps": 2000,
         "batch_size": 8,
-        "learning_rate": 3e-3,
+        "learning_rate": 4e-3,
         "evaluation_sequences": 64,
         "test_sequences": 0,
         "checkpoint_every": 500,
@@ -222,6 +223,8 @@ def _places(records: Sequence[Record], kind: str, length: int) -> list[Interval 
 
 def summarise(records: Sequence[Record], size: Size) -> Summary:
     """A table by length for one needle and for all, claims, and the map as a picture."""
+    times = {row_of(record): record["decoding"] for record in records if "decoding" in record}
+    records = [record for record in records if "needles" in record]
     if not records:
         return Summary([])
     found, lengths = by_row(_with_h2o(records)), _lengths(records)
@@ -229,7 +232,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         Sheet(
             f"Texts with {words}: answered right (%), over all depths (worst depth)",
             ["model", "state", "ms a token", *(f"{length:,}" for length in lengths)],
-            [_line(row, members, kind, lengths) for row, members in found.items()],
+            [_line(row, members, kind, lengths, times.get(row)) for row, members in found.items()],
         )
         for kind, words in _KINDS.items()
     ]
@@ -244,7 +247,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     notes = [
         f"Trained on texts up to {trained:,} tokens with one to four needles, all asked for; read "
         "in pieces, answers token by token given what stands before them. State is that of the "
-        "longest text of a row. Milliseconds a token are those of one sequence alone, on a GPU.",
+        "longest text of a row; milliseconds a token, of one sequence alone, are those after it.",
         *training_notes(records, paper=False),
         *has_note(records),
     ]
@@ -280,13 +283,17 @@ def _mean(value: Interval | None) -> float | None:
     return None if value is None else value.mean
 
 
-def _line(row: str, members: Sequence[Record], kind: str, lengths: Sequence[int]) -> list[str]:
+def _line(
+    row: str,
+    members: Sequence[Record],
+    kind: str,
+    lengths: Sequence[int],
+    times: Mapping[str, Any] | None,
+) -> list[str]:
     state = members[0]["needles"]["state_numbers"]
     longest = max(state, key=int)
-    times = [
-        m["needles"]["decoding"]["ms_per_token"] for m in members if "decoding" in m["needles"]
-    ]
-    line = [_label(row), f"{state[longest]:,}", f"{sum(times) / len(times):.2f}" if times else "–"]
+    time = None if times is None else times["ms_per_token"].get(longest)
+    line = [_label(row), f"{state[longest]:,}", "–" if time is None else f"{time:.2f}"]
     for length in lengths:
         every = [x.mean for x in _places(members, kind, length) if x is not None]
         worst = f" ({min(every):.0f})" if every else ""
@@ -378,6 +385,83 @@ NEEDLES = Experiment(
     "parameters.",
     cells=cells,
     summarise=summarise,
+    uses=("decoding",),
+)
+
+
+def decoding_cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """Every row of the map once, and H2O's cache; at paper size, where there is a GPU to time."""
+    if size == "laptop":
+        return []
+    lengths = sorted({_TASK[size]["length"], _H2O_LONGEST, _MAP[size]["lengths"][-1]})
+    return [
+        Cell(
+            experiment="decoding",
+            size=size,
+            model=model,
+            seed=0,
+            task=_TASK[size],
+            config=long_config(size, "softmax" if model == "h2o" else model),
+            training={
+                "lengths": lengths,
+                "timed": 64,
+                "state_numbers": _state_of_vort(size) if model == "h2o" else None,
+            },
+        )
+        for model in (*_ROWS[size], "h2o")
+    ]
+
+
+def time_decoding(cell: Cell) -> dict[str, Any]:
+    """What `decoding_times` says of a row; weights make no difference, so none are trained."""
+    import torch
+
+    from vort.lab.experiments.long_context import decoding_times
+    from vort.lab.tasks import make_task
+
+    model = build_model(make_task(**cell.task), cell.config, cell.seed)
+    if torch.cuda.is_available():
+        model = model.to("cuda", torch.bfloat16)
+    return {"decoding": decoding_times(model, **cell.training)}
+
+
+def summarise_decoding(records: Sequence[Record], size: Size) -> Summary:
+    """Milliseconds a token and bytes kept, by what was read before."""
+    if not records:
+        return Summary([])
+    lengths = list(records[0]["decoding"]["ms_per_token"])
+    rows = []
+    for record in records:
+        found = record["decoding"]
+        times = [f"{found['ms_per_token'][length]:.2f}" for length in lengths]
+        kept = [f"{4 * found['state_numbers'][length] / 2**20:,.2f}" for length in lengths]
+        rows.append([_label(row_of(record)), *times, *kept])
+    sheet = Sheet(
+        "One sequence alone: milliseconds a token, and MiB kept, after so many tokens",
+        [
+            "model",
+            *(f"{int(length):,}: ms" for length in lengths),
+            *(f"{int(length):,}: MiB" for length in lengths),
+        ],
+        rows,
+    )
+    notes = [
+        "Models of the needle map; what is kept counted at four bytes a number. What does not grow "
+        "is timed once, as generate writes; a cache that grows, a token at a time."
+    ]
+    labels = {record["cell"]["model"]: _label(record["cell"]["model"]) for record in records}
+    return Summary([sheet], notes=notes, labels=labels)
+
+
+DECODING = Experiment(
+    name="decoding",
+    title="What a token costs after a long text",
+    about="Milliseconds of a token and what is kept of the text, by the models of the needle map, "
+    "one sequence alone, nothing else on the device.",
+    cells=decoding_cells,
+    summarise=summarise_decoding,
+    measure=time_decoding,
+    alone=True,
 )
 
 
