@@ -320,3 +320,36 @@ def test_a_token_is_timed_after_a_long_text_whether_the_cache_grows_or_not(row: 
     short, long = (found["state_numbers"][length] for length in ("1024", "2048"))
     assert (long > short) == (row in ("softmax", "hybrid_half"))
     assert all(time > 0 for time in found["ms_per_token"].values())
+
+
+def ruler_record(model: str, seed: int, share: float) -> Any:
+    scores = {
+        length: {"niah_single_1": [round(100 * share), 100], "vt": [0, 100]}
+        for length in ("4096", "32768", "131072")
+    }
+    return {
+        "cell": {"model": model, "seed": seed},
+        "ruler": {"scores": scores, "state_numbers": dict.fromkeys(scores, 1000)},
+        "parameters": 10,
+        "state_numbers": 1000,
+        "steps": 1,
+        "training": {"learning_rate": 1e-3},
+        "searched": False,
+    }
+
+
+def test_averages_of_ruler_are_held_against_linear_rivals_alone() -> None:
+    shares = {"vort": 0.9, "exponential_learned_gated": 0.8, "softmax": 1.0, "hybrid_half": 1.0}
+    records = [
+        ruler_record(model, seed, share - 0.02 * seed)
+        for model, share in shares.items()
+        for seed in range(3)
+    ]
+    summary = EXPERIMENTS["ruler"].summarise(records, "paper")
+    average, *by_task = summary.sheets
+    assert average.headings == ["model", "state", "4,096", "32,768", "131,072"]
+    assert average.rows[0][-1].startswith("44.0")  # mean of 90, 88 and 86, and of nothing
+    assert [sheet.title.split()[-2] for sheet in by_task] == ["4,096", "32,768", "131,072"]
+    assert by_task[0].rows[0][2:] == ["88", "0"]
+    assert [claim.verdict for claim in summary.verdicts] == ["holds", "holds"]
+    assert all("Exponential" in claim.measured for claim in summary.verdicts)

@@ -362,6 +362,23 @@ def test_all_tasks_of_ruler_together_are_told_apart_by_bucket() -> None:
     assert set(seen[seen >= 0].tolist()) == set(range(11))
 
 
+@pytest.mark.parametrize("kind", SYNTHETIC)
+def test_keys_and_numbers_of_ruler_can_be_few(kind: str) -> None:
+    """Each is met more often in training; lists of common words have all words still."""
+    task = Ruler(kind=kind, length=1024, few_keys=32, few_numbers=16)  # type: ignore[arg-type]
+    batch = task.batch("train", range(12))
+    first = task.coder.values  # type: ignore[attr-defined]
+    answers = batch["labels"][batch["labels"] != IGNORED]
+    words = kind in ("vt", "cwe", "fwe")
+    assert (answers >= (first if words else 0)).all()
+    if kind != "cwe":
+        assert (answers < (first + 32 if words else 16)).all()
+    else:
+        assert (answers >= first + 32).any()
+    with pytest.raises(ValueError, match="few_keys must be at least 16, or None, got 2"):
+        Ruler(few_keys=2)
+
+
 def test_answers_are_right_only_as_a_whole() -> None:
     task = MultiNeedle(length=700, needles=2, asked="all", tokens="bytes", depths=(0.0, 1.0))
     batch = task.batch("test", [0, 1])

@@ -226,15 +226,28 @@ class Kit:
         coder: the vocabulary.
         value_tokens: tokens of a number, where words are tokens.
         real_words: take the words of wonderwords where it is installed.
+        few_keys: where words are tokens, only so many of them are keys or names; None: all.
+        few_numbers: where words are tokens, numbers are made of only so many; None: of all.
     """
 
     # What a tokenizer has to encode beforehand, since doing so for each sample takes too long.
     POOLED = 1 << 13
 
-    def __init__(self, coder: Coder, value_tokens: int = 1, *, real_words: bool = False) -> None:
+    def __init__(
+        self,
+        coder: Coder,
+        value_tokens: int = 1,
+        *,
+        real_words: bool = False,
+        few_keys: int | None = None,
+        few_numbers: int | None = None,
+    ) -> None:
         if value_tokens < 1:
             raise ValueError(f"value_tokens must be at least 1, got {value_tokens}")
         self.coder, self.value_tokens = coder, value_tokens
+        self.few_keys = few_keys
+        self.numbers = coder.values if isinstance(coder, WordCoder) else 0
+        self.numbers = self.numbers if few_numbers is None else min(few_numbers, self.numbers)
         self.source, self.lists = word_lists() if real_words else ("made words", {})
         self._counting = Pool.of([])
 
@@ -262,7 +275,8 @@ class Kit:
         """Keys with a space before each; of the first `asked` (or all), each is there once."""
         unique = count if asked is None else asked
         if isinstance(self.coder, WordCoder):
-            return self.words.take(_with_unique(rng, len(self.words), count, unique, "words"))
+            most = min(x for x in (self.few_keys, len(self.words)) if x is not None)
+            return self.words.take(_with_unique(rng, most, count, unique, "words"))
         first, second = self._halves
         drawn = _with_unique(rng, len(first) * len(second), count, unique)
         return weave(first.take(drawn // len(second)), second.take(drawn % len(second)))
@@ -273,9 +287,9 @@ class Kit:
             return self.uuids(rng, count, asked, keys=False)
         if isinstance(self.coder, WordCoder):
             width = self.value_tokens
-            drawn = _with_unique(rng, self.coder.values**width, count, asked)
-            digits = self.coder.values ** np.arange(width - 1, -1, -1)
-            return Pool.rows(drawn[:, None] // digits % self.coder.values)
+            drawn = _with_unique(rng, self.numbers**width, count, asked)
+            digits = self.numbers ** np.arange(width - 1, -1, -1)
+            return Pool.rows(drawn[:, None] // digits % self.numbers)
         if isinstance(self.coder, ByteCoder):
             drawn = 10**6 + _with_unique(rng, 9 * 10**6, count, asked)
             digits = 48 + drawn[:, None] // 10 ** np.arange(6, -1, -1) % 10
@@ -298,9 +312,9 @@ class Kit:
         """Uuids with a space before each, of the first `asked` each there once; keys are others."""
         if isinstance(self.coder, WordCoder):
             # No two of 10^12 are drawn the same in a million sequences, but the law is a law.
-            drawn = _with_unique(rng, self.coder.values**4, count, asked)
-            digits = self.coder.values ** np.arange(3, -1, -1)
-            return Pool.rows(drawn[:, None] // digits % self.coder.values)
+            drawn = _with_unique(rng, self.numbers**4, count, asked)
+            digits = self.numbers ** np.arange(3, -1, -1)
+            return Pool.rows(drawn[:, None] // digits % self.numbers)
         if isinstance(self.coder, ByteCoder):
             return Pool.rows(_uuid_characters(rng, count))
         pool = self._encoded_uuids[keys]
