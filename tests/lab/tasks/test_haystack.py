@@ -345,6 +345,28 @@ def test_samples_apart_are_rows_of_one_length_that_know_nothing_of_each_other() 
         MultiNeedle(length=1024, apart=0)
 
 
+def test_the_first_training_sequences_can_be_of_the_shortest_texts() -> None:
+    settings: dict[str, Any] = {"mixed": (256, 512, 1024), "apart": 2}
+    task = MultiNeedle(length=1024, short_first=12, **settings)
+    assert {_length(task, index) for index in range(12)} == {256}
+    assert {_length(task, index) for index in range(12, 40)} == {256, 512, 1024}
+    packed = MultiNeedle(length=1024, short_first=12, mixed=(256, 1024))
+    assert ((packed.batch("train", range(12))["labels"] != IGNORED).sum(1) == 4).all()
+    with pytest.raises(ValueError, match="short_first must be a multiple of apart = 2, got 3"):
+        MultiNeedle(length=1024, short_first=3, **settings)
+
+
+def test_a_table_of_sentences_is_what_pieces_make() -> None:
+    task = MultiNeedle(words=64)
+    fast, slow = MadeSentences(task.coder), MadeSentences(task.coder)
+    assert fast.even
+    assert not MadeSentences(ByteCoder()).even
+    slow.even = False
+    for count in (1, 7, 8, 9, 100, 1001):
+        ours, theirs = (each.cut(np.random.default_rng(count), count) for each in (fast, slow))
+        assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 def _length(task: MultiNeedle, index: int) -> int:
     return task.batch("train", [index])["input_ids"].shape[1]
 

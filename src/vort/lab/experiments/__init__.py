@@ -6,6 +6,7 @@ A new table is a file with an `Experiment` (and its task, if that is new) and a 
 from vort.lab.experiments.ablations import ABLATIONS
 from vort.lab.experiments.books import BOOKS
 from vort.lab.experiments.books_deep import BOOKS_DEEP, BOOKS_DEEPER
+from vort.lab.experiments.books_research import BOOKS_RESEARCH
 from vort.lab.experiments.complexity import COMPLEXITY
 from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
@@ -29,6 +30,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         BOOKS,
         BOOKS_DEEP,
         BOOKS_DEEPER,
+        BOOKS_RESEARCH,
         ENTITIES,
         ABLATIONS,
         NEEDLES,

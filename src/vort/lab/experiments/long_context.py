@@ -28,11 +28,11 @@ __all__ = [
     "ruler_table",
 ]
 
-# Tokens of a batch, and of a piece that is read at a time.
-_TOKENS = {"cuda": 1 << 22, "cpu": 1 << 15}
+# Tokens of a piece of all sequences of a batch; on a CPU, of whole texts.
+_TOKENS = {"cuda": 1 << 18, "cpu": 1 << 15}
 _PIECE = 4096
 # A memory that grows is read at once, a policy of tokens kept all sequences together.
-_AT_ONCE = {"cuda": 1 << 19, "cpu": 1 << 15}
+_AT_ONCE = {"cuda": 1 << 18, "cpu": 1 << 15}
 # Tokens that are decoded to be timed, and before that.
 _TIMED = 64
 _BEFORE = 4096
@@ -63,15 +63,16 @@ def _kept(folder: Path | None, name: str) -> _Kept:
     return _Kept(None if folder is None else folder / f"{name}.json")
 
 
-def _room(model: Any) -> tuple[int, int]:
-    """Tokens of a batch and of a piece that a model can read on its device."""
+def _room(model: Any, length: int) -> tuple[int, int]:
+    """Tokens of a batch of texts, and of a piece, that a model can read on its device."""
     device = next(model.parameters()).device.type
     if model.base_model.new_cache().grows:
         return _AT_ONCE[device], _PIECE
     if getattr(model.base_model.memory, "heavy_hitters", None) is not None:
         # Token by token: a GPU takes as long for a step of many sequences as for one of few.
-        return 64 * _TOKENS[device], _PIECE // 4
-    return _TOKENS[device], _PIECE
+        return 1024 * _TOKENS[device], _PIECE // 4
+    pieces = max(1, length // _PIECE) if device == "cuda" else 1
+    return pieces * _TOKENS[device], _PIECE
 
 
 def _state(model: Any, length: int) -> int:
@@ -149,7 +150,7 @@ def _keep_heavy_hitters(model: Any, state_numbers: int) -> None:
 
 def _by_depth(model: Any, task: Any) -> dict[str, Any]:
     """Sequences that are right whole, by the depths of what they ask for."""
-    tokens, piece = _room(model)
+    tokens, piece = _room(model, task.length)
     count, places = task.test_sequences, len(task.depths)
     right, asked = [0] * places, [0] * places
     whole = answers = 0
@@ -293,7 +294,7 @@ def merged_needles(
 
     def judged(cut: int | None) -> dict[str, int]:
         counts = {"answers": 0, "asked": 0, "whole": 0, "sequences": 0}
-        together = max(1, _room(model)[0] // length)
+        together = max(1, _room(model, length)[0] // length)
         for begin in range(0, sequences, together):
             batch = longer.batch("test", range(begin, min(begin + together, sequences)))
             found = answers_right(batch, _read_cut(model, longer, batch, cut))
@@ -399,7 +400,7 @@ def merged_bits(
 
     def bits(cut: int | None) -> float:
         total = asked = 0.0
-        together = max(1, _room(model)[0] // task.length)
+        together = max(1, _room(model, task.length)[0] // task.length)
         for begin in range(0, count, together):
             batch = task.batch("test", range(begin, min(begin + together, count)))
             ids, labels = batch["input_ids"], batch["labels"][:, read:].to(device)
@@ -464,7 +465,7 @@ def ruler_table(
 
     def table(length: int) -> Mapping[str, list[int]]:
         longer = replace(task, length=length, mixed=(), test_sequences=sequences)
-        tokens, piece = _room(model)
+        tokens, piece = _room(model, length)
         counts: dict[str, list[int]] = {name: [0, 0] for name in SYNTHETIC}
         for found in judged_answers(model, longer, sequences, tokens=tokens, piece=piece):
             for _, bucket, right in found.tolist():

@@ -21,6 +21,7 @@ from vort.lab.experiments.scores import (
     show,
     training_notes,
 )
+from vort.lab.experiments.search import first_searched
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 from vort.lab.verdicts import Claim, judge_floor, judge_lead
@@ -63,9 +64,11 @@ _TASK: dict[Size, dict[str, Any]] = {
     "paper": {
         "name": "multi_needle",
         "length": 4096,
-        "mixed": (256, 512, 1024, 2048, 4096),
+        "mixed": (128, 256, 512, 1024, 2048, 4096),
         # Texts that follow each other in a sequence would teach to forget the one before.
         "apart": 8,
+        # 200 steps: what a number is and which is asked for, before they lie far apart.
+        "short_first": 1600,
         "needles": 4,
         "needles_from": 1,
         "asked": "all",
@@ -78,20 +81,20 @@ _TRAINING: dict[Size, dict[str, Any]] = {
     "laptop": {
         "steps": 300,
         "batch_size": 8,
-        "learning_rate": 3e-3,
         "evaluation_sequences": 40,
         "test_sequences": 0,
     },
     "paper": {
         "steps": 2000,
         "batch_size": 8,
-        "learning_rate": 4e-3,
         "evaluation_sequences": 64,
         "test_sequences": 0,
         "checkpoint_every": 500,
         "workers": 2,
     },
 }
+# Of rows that were not searched.
+_RATE: dict[Size, float] = {"laptop": 3e-3, "paper": 2e-3}
 _DEPTHS = (0.0, 0.11, 0.22, 0.33, 0.44, 0.56, 0.67, 0.78, 0.89, 1.0)
 _MAP: dict[Size, dict[str, Any]] = {
     "laptop": {"lengths": (256, 512, 1024, 2048, 4096), "depths": _DEPTHS, "sequences": 20},
@@ -145,6 +148,7 @@ def _state_of_vort(size: Size) -> int:
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
     """All cells, the first seed of every row before the second of any."""
+    found = {row: first_searched((f"needles/{row}",), size, _RATE[size]) for row in _ROWS[size]}
     return [
         Cell(
             experiment="needles",
@@ -153,7 +157,8 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
             seed=seed,
             task={**_TASK[size], "seed": seed},
             config=long_config(size, model),
-            training=_TRAINING[size],
+            training={**_TRAINING[size], **found[model][1]},
+            search=found[model][0],
             after=_after(size, model),
         )
         for seed in _SEEDS[size]
@@ -386,6 +391,7 @@ NEEDLES = Experiment(
     cells=cells,
     summarise=summarise,
     uses=("decoding",),
+    searchable=True,
 )
 
 
@@ -580,9 +586,13 @@ _RULER_JUDGED = ("32768", "131072")
 
 
 def ruler_cells(size: Size, data: Path | None = None) -> list[Cell]:
-    """One model for all eleven tasks, the first seed of every row first; at paper size alone."""
+    """One model for all eleven tasks, the first seed of every row first; at paper size alone.
+
+    Rates are those that were searched for needles.
+    """
     if size == "laptop":
         return []
+    found = {row: first_searched((f"needles/{row}",), size, _RATE[size]) for row in _ROWS[size]}
     return [
         Cell(
             experiment="ruler",
@@ -591,7 +601,8 @@ def ruler_cells(size: Size, data: Path | None = None) -> list[Cell]:
             seed=seed,
             task={**_RULER_TASK, "seed": seed},
             config=long_config(size, model),
-            training=_RULER_TRAINING,
+            training={**_RULER_TRAINING, **found[model][1]},
+            search=found[model][0],
             after={"ruler": _RULER},
         )
         for seed in _SEEDS[size]

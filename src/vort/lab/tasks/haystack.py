@@ -140,10 +140,14 @@ class MadeSentences(Haystack):
         self.stop = coder.encode(".")
         shortest = sum(int(self.pools[kind].lengths.min()) for kind in (0, 1, 2, 0, 1))
         self.shortest = len(self.the) + int(self.a.lengths.min()) + len(self.stop) + shortest
+        pools = (*self.pools, self.a)
+        self.even = self.shortest == 8 and all((pool.lengths == 1).all() for pool in pools)
 
     def cut(self, rng: np.random.Generator, count: int) -> tuple[Integers, Integers]:
         """See `Haystack.cut`."""
         number = count // self.shortest + 1
+        if self.even:
+            return self._cut_even(rng, count, number)
 
         def drawn(pool: Pool) -> Pool:
             return pool.take(rng.integers(len(pool), size=number))
@@ -152,6 +156,20 @@ class MadeSentences(Haystack):
         subject = (Pool.same(self.the, number), drawn(adjectives), drawn(nouns), drawn(verbs))
         object_ = (drawn(self.a), drawn(adjectives), drawn(nouns), Pool.same(self.stop, number))
         return _cut(weave(*subject, *object_), count)
+
+    def _cut_even(
+        self, rng: np.random.Generator, count: int, number: int
+    ) -> tuple[Integers, Integers]:
+        """The same, where every word is a token: a table of them, several times as fast."""
+        table = np.empty((number, 8), np.int64)
+        table[:, 0], table[:, 7] = self.the[0], self.stop[0]
+        adjectives, nouns, verbs = self.pools
+        drawn = (adjectives, nouns, verbs, self.a, adjectives, nouns)
+        for column, pool in enumerate(drawn, 1):
+            table[:, column] = pool.flat[pool.starts[rng.integers(len(pool), size=number)]]
+        missing = 8 * number - count
+        begins = np.arange(0, 8 * number, 8)
+        return table.ravel()[missing:], np.append(begins[begins >= missing] - missing, count)
 
 
 class Sentences(Haystack):
@@ -416,6 +434,8 @@ class HaystackTask(GeneratedTask):
         apart: so many training sequences in a row, a batch, are made of samples of one length, and
             each sample is a row of its own: none is read after another, whose facts were best
             forgotten. None: samples stand end to end.
+        short_first: the first so many training sequences have samples of the shortest of `mixed`:
+            what is asked is learned there, and how far it lies after that.
         source: a folder of books to hide facts in, for bytes; None: generated sentences.
     """
 
@@ -426,6 +446,7 @@ class HaystackTask(GeneratedTask):
     value_tokens: int = 1
     mixed: tuple[int, ...] = ()
     apart: int | None = None
+    short_first: int = 0
     source: str | None = None
     bounds: tuple[int, ...] = (1024, 4096, 16384, 65536)
 
@@ -442,6 +463,10 @@ class HaystackTask(GeneratedTask):
                 raise ValueError(f"mixed must divide length = {self.length}, got {each}")
         if self.apart is not None and self.apart < 1:
             raise ValueError(f"apart must be at least 1, or None, got {self.apart}")
+        if self.short_first < 0 or self.short_first % (self.apart or 1):
+            raise ValueError(
+                f"short_first must be a multiple of apart = {self.apart}, got {self.short_first}"
+            )
 
     @abstractmethod
     def sample(
@@ -500,6 +525,8 @@ class HaystackTask(GeneratedTask):
         """Of a training sequence's samples: drawn for it alone, or for all that are in a batch."""
         if self.apart is not None:
             rng = stream(self.seed, f"{self.name} lengths", "train", index // self.apart)
+        if index < self.short_first:
+            return min(self.mixed)
         return self.mixed[int(rng.integers(len(self.mixed)))]
 
     def batch(self, split: Split, indices: Sequence[int]) -> Batch:
