@@ -12,7 +12,7 @@ from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
 from vort.lab.experiments.mqar import MQAR_TABLE
-from vort.lab.experiments.needles import MERGED, NEEDLES, RULER_TABLE
+from vort.lab.experiments.needles import DECODING, MERGED, NEEDLES, RULER_TABLE
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
 from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
@@ -34,6 +34,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ENTITIES,
         ABLATIONS,
         NEEDLES,
+        DECODING,
         MQAR_TABLE,
         MERGED,
         RULER_TABLE,
