@@ -116,8 +116,8 @@ def test_as_printed_means_the_same_everywhere() -> None:
     assert str(layer) == str(VortAttention(config))
     row = MODELS["vort_paper"].settings
     assert {name: PAPER[name] for name in row} == row
-    # What the row leaves out are sizes, inputs of the router and the output gate, which a table sets
-    # for all rows.
+    # What the row leaves out are sizes, inputs of the router and the output gate, which a table
+    # sets for all rows.
     left = {name: value for name, value in PAPER.items() if name not in row}
     assert {name for name, value in left.items() if value != getattr(LayerSettings(), name)} == {
         "horizon",
