@@ -125,12 +125,12 @@ def mlp_width(config: VortConfig) -> int:
 
     Memories and options differ in parameters by several percent in small models. With
     `match_parameters` a layer has as many as one of the same sizes with all options at their
-    defaults: what its attention has more, its MLP has less. Widths are multiples of 8, which
-    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %. Layers that
-    differ (`layer_memories`, `layer_settings`) have one width: the model is as large, not each
-    layer.
+    defaults and no output gate: what its attention has more, its MLP has less. Widths are multiples
+    of 8, which matrix units of a GPU ask for, where that moves the layer's size by less than 1 %.
+    Layers that differ (`layer_memories`, `layer_settings`) have one width: the model is as large,
+    not each layer.
 
-    >>> mlp_width(VortConfig()) == VortConfig().intermediate_size
+    >>> mlp_width(VortConfig(output_gate=False)) == VortConfig().intermediate_size
     True
     >>> mlp_width(VortConfig(memory="none")) > mlp_width(VortConfig())
     True
@@ -147,6 +147,8 @@ def mlp_width(config: VortConfig) -> int:
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         attention_bias=config.attention_bias,
+        # The measure of all that were ever matched: those of tables must stay as large as they are.
+        output_gate=False,
     )
     missing = _parameters_of_attention(default) - _parameters_of_attention(config)
     matched = width + round(missing / (3 * config.hidden_size))
