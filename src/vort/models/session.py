@@ -263,7 +263,7 @@ class VortSession:
     @torch.no_grad()
     def _read(self, ids: Tensor, entity_mask: Tensor | None) -> None:
         """Feed one piece. If anything goes wrong on the way, the session is as it was before."""
-        former = self._logits, self.tokens_seen, self._cache.copy()
+        former = self._logits, self.tokens_seen, self._cache.bookmark()
         device = self.model.device
         try:
             found = self.model(
