@@ -152,7 +152,9 @@ class _Buffers:
 
     def __init__(self, state: State, *, copied: bool = True) -> None:
         form = torch.contiguous_format
-        made = {n: state[n].detach().clone(memory_format=form) if copied else state[n] for n in _NAMES}
+        made = {
+            n: state[n].detach().clone(memory_format=form) if copied else state[n] for n in _NAMES
+        }
         self.state = made
         self.conv, k, v, seen, G, b = (made[name][0] for name in _NAMES)
         self.seen = seen
@@ -181,7 +183,7 @@ class _Block:
 
     def __init__(self, block: Any) -> None:
         layer, mlp = block.self_attn, block.mlp
-        memory: VortMemory = layer.memory
+        memory: Any = layer.memory
         router, gates = memory.router, memory.router.gates
         heads, dim, scales = layer.num_heads, layer.head_dim, memory.num_scales
         norm, after = block.input_layernorm.fused(), block.post_attention_layernorm.fused()
@@ -289,7 +291,8 @@ class _Block:
 
     def _inverse_norm(self, x: Tensor, eps: float) -> Tensor:
         """1 / rms of every row, `[H, 1]`."""
-        return torch.linalg.vecdot(x, x).div_(self.dim).add_(eps).rsqrt_()[:, None]
+        squares: Tensor = torch.linalg.vecdot(x, x)
+        return squares.div_(self.dim).add_(eps).rsqrt_()[:, None]
 
 
 def _exponents(router: Router) -> Tensor:

@@ -15,8 +15,9 @@ from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import LayerStates, RMSNorm
 from vort.layers.packing import Packing, check_call
+from vort.layers.parts import VortMLP
 from vort.memories import Memory
-from vort.models.block import VortBlock, VortMLP, are_bare, mlp_width
+from vort.models.block import VortBlock, are_bare, mlp_width
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, is_steady, step_for
