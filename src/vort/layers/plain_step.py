@@ -35,7 +35,8 @@ _steps: "WeakKeyDictionary[nn.Module, PlainStep]" = WeakKeyDictionary()
 def plain_step_for(model: Any, states: LayerStates) -> "PlainStep | None":
     """What moves `states` on by a token of one row; None: the model has to be called.
 
-    The weights are asked for every token, by their versions; all else when a row of steps begins.
+    Every token asks whether weights have changed or somebody watches a module; all else is asked
+    when a row of steps begins.
     """
     known = _steps.get(model)
     if known is not None and known.goes_on(model, states):
@@ -66,6 +67,7 @@ class PlainStep:
         self.made_for = fingerprint(model)
         # As long as this is kept, so is the model: no reference to the whole of it.
         self._weights = list(model.parameters())
+        self._modules = [module for module in model.modules() if module is not model]
         self._versions = self._count()
         base, self._head = model.model, model.lm_head.weight
         with torch.inference_mode(False), torch.no_grad():
@@ -83,7 +85,8 @@ class PlainStep:
         buffers = states.buffers
         if buffers is None or buffers.maker is not self or not buffers.hold(states):
             return False
-        return model.lm_head.weight is self._head and self._count() == self._versions
+        same = model.lm_head.weight is self._head and self._count() == self._versions
+        return same and not is_watched(model, *self._modules)
 
     def takes(self, states: LayerStates) -> bool:
         """Whether the states are those of one row, in float32, of equally many tokens."""
@@ -192,8 +195,9 @@ class _Block:
         orders = router.order.weight[:, :size]
         linears = (layer.q_proj, layer.k_proj, layer.v_proj)
         weights = [*(p.weight for p in linears), orders, gates.write.weight, gates.read.weight]
-        self.joined = (torch.cat([*weights, layer.g_proj.weight]) * norm.weight).contiguous()
-        channels, width = 3 * heads * dim, heads * dim
+        weights += [] if layer.g_proj is None else [layer.g_proj.weight]
+        self.joined = (torch.cat(weights) * norm.weight).detach().contiguous()
+        channels, width = 3 * heads * dim, 0 if layer.g_proj is None else heads * dim
         biases = torch.cat([router.order.bias, gates.write.bias, gates.read.bias])
         self.bias = F.pad(biases.detach(), (channels, width)).contiguous()
         self.sizes = [channels, 2 * heads, heads * scales, width]
@@ -248,8 +252,8 @@ class _Block:
         found = torch.bmm(queries[:, None], after.G).squeeze(1)
         asked = torch.linalg.vecdot(queries, after.b).abs_().add_(self.memory_eps)
         found = found.div_(asked[:, None]).add_(local)
-        mixed = found.mul_(self._inverse_norm(found, self.out_eps)).view(-1) * F.silu(gate)
-        x = torch.addmv(x, self.out, mixed)
+        mixed = found.mul_(self._inverse_norm(found, self.out_eps)).view(-1)
+        x = torch.addmv(x, self.out, mixed.mul_(F.silu(gate)) if len(gate) else mixed)
         scale = (float(torch.dot(x, x)) / size + self.after_eps) ** -0.5
         gate, up = torch.mv(self.inner, x).mul_(scale).chunk(2)
         return torch.addmv(x, self.down, F.silu(gate).mul_(up))
@@ -336,7 +340,8 @@ def _block_fits(block: Any) -> bool:
         block.input_layernorm, block.post_attention_layernorm,
         layer.q_norm, layer.k_norm, layer.norm,
     )  # fmt: skip
-    linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj, layer.g_proj)
+    linears = [layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj]
+    linears += [] if layer.g_proj is None else [layer.g_proj]
     maps = (memory.query_map, memory.key_map)
     gates = (router.gates.write, router.gates.read)
     return (

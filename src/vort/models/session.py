@@ -18,12 +18,12 @@ from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
 from vort.models.modeling_vort import VortForCausalLM
 from vort.models.session_file import read_state, update_digest, write_state
-from vort.sessions import Session, sample_token
+from vort.sessions import Session
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["VortSession", "sample_token"]
+__all__ = ["VortSession"]
 
 # What a saved memory does not depend on: which tokens are special, and defaults of calls.
 _IRRELEVANT = {"pad_token_id", "bos_token_id", "eos_token_id", "use_cache"}

@@ -32,7 +32,7 @@ _USED = {
     "bos_token_id": 257,
     "eos_token_id": 258,
 }
-# ... what must be so, if it is there, and what makes no difference to a model that is trained.
+# ... what must be so, and what makes no difference to a model that is trained.
 _FIXED = {
     "model_type": "vort",
     "architectures": ["VortForCausalLM"],
@@ -171,9 +171,9 @@ def _settings_of(saved: dict[str, Any]) -> tuple[LayerSettings, dict[str, Any]]:
     """The settings of layers, and those of the stack; ValueError for whatever is not known here."""
     names = {field.name for field in fields(LayerSettings)}
     odd = saved.keys() - names - _USED.keys() - _FIXED.keys() - _IDLE
-    wrong = [name for name, value in _FIXED.items() if saved.get(name, value) != value]
+    wrong = [name for name, value in _FIXED.items() if saved.get(name) != value]
     config = {name: saved.get(name, value) for name, value in _USED.items()}
-    if odd or wrong or config["mlp_size"] is None or saved.get("model_type") != "vort":
+    if odd or wrong or config["mlp_size"] is None:
         raise ValueError(f"a plain model is wanted, got {sorted(odd) or wrong}")
     return LayerSettings(**{name: saved[name] for name in names & saved.keys()}), config
 
@@ -197,7 +197,7 @@ def _filled(model: BareModel, path: Path) -> BareModel:
         raise OSError(str(damaged)) from damaged
     if model.config.tie_word_embeddings:
         given.setdefault("lm_head.weight", given["model.embed_tokens.weight"])
-    if not all(x.dtype == torch.float32 and bool(torch.isfinite(x).all()) for x in given.values()):
-        raise ValueError("weights must be finite numbers in float32")
-    model.load_state_dict(given)
+    if not all(x.is_floating_point() and bool(torch.isfinite(x).all()) for x in given.values()):
+        raise ValueError("weights must be finite numbers")
+    model.load_state_dict(given)  # in float32, whatever they were stored in
     return model.eval()

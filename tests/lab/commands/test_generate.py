@@ -132,7 +132,7 @@ def test_a_small_model_decodes_by_one_thread_and_gives_the_others_back(
 def scripted(text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Have every draw be the next byte of a text, then the end of it."""
     tokens = iter([*text.encode(), 258, *b"after"])
-    monkeypatch.setattr("vort.models.session.sample_token", lambda *_: next(tokens))
+    monkeypatch.setattr("vort.sessions.session.sample_token", lambda *_: next(tokens))
     return tokens
 
 

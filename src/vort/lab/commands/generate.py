@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from vort.lab.commands import (
 )
 
 if TYPE_CHECKING:
+    from vort.models import VortSession
     from vort.sessions import Session as AnySession
 
 Temperature = Annotated[
@@ -75,14 +76,13 @@ def generate(
             for piece in pieces:
                 _show(piece)
                 if session is not None and state.tokens_seen - saved_at >= save_every:
-                    state.save(session)
+                    _save(state, session)
                     saved_at = state.tokens_seen
     except KeyboardInterrupt:  # what is written so far counts
         raise typer.Exit(130) from None
     finally:
         typer.echo()
-        if session is not None:
-            state.save(session)
+        _save(state, session)
     count = state.tokens_seen - begun
     fresh = session is None and drawing["temperature"] > 0
     ended = "stopped at the end-of-text token after " if count < max_new_tokens else ""
@@ -124,8 +124,7 @@ def chat(
                 raise typer.Exit(130) from None
         finally:
             typer.echo()
-            if session is not None:
-                state.save(session)
+            _save(state, session)
         say_horizon(state.model, state.tokens_seen)
     size = f", in {state.nbytes / 1e6:.1f} MB" if state.tokens_seen else ""
     kept = f"; saved to {session}" if session is not None and state.tokens_seen else ""
@@ -215,6 +214,12 @@ def _open(name: str, device: str, file: Path | None, seed: int) -> "AnySession":
     if file is not None and file.exists():
         return VortSession.load(file, model, tokenizer)
     return VortSession(model, tokenizer, seed=seed)
+
+
+def _save(session: "AnySession", file: Path | None) -> None:
+    """Write a session to its file; one without a file may be of a kind that cannot be saved."""
+    if file is not None:
+        cast("VortSession", session).save(file)
 
 
 def _feed(session: "AnySession", prompt: str) -> None:
