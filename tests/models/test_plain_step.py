@@ -1,5 +1,6 @@
 """A token's step on a CPU: what the model would say, whole or not at all, and never of the past."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
@@ -163,6 +164,7 @@ def test_copies_keep_what_they_hold_while_the_original_goes_on() -> None:
         "aged": cache.aged(0, model),
         "selected": cache.select(torch.tensor([0])),
     }
+    assert kept["deepcopy"].buffers is None  # nor the weights behind them
     loaded = cache.load_state(1)
     before = {i: {n: x.clone() for n, x in s.items()} for i, s in cache.states.items()}
     for _ in range(3):
@@ -203,3 +205,16 @@ def test_two_memories_of_a_model_take_turns() -> None:
         for cache in caches:
             found = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits[0, 0]
     torch.testing.assert_close(found, expected[-1], atol=2e-5, rtol=2e-5)
+
+
+def test_sessions_in_threads_do_not_meet() -> None:
+    model = model_of()
+
+    def written(seed: int) -> list[int]:
+        session = VortSession(model, seed=seed)
+        session.feed(tokens(1, 5))
+        return list(session.generate(40, stop=()))
+
+    alone = [written(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(written, range(4))) == alone

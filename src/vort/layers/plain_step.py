@@ -7,6 +7,7 @@ a step that is interrupted has not happened.
 """
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -79,6 +80,7 @@ class PlainStep:
         layer: VortAttention = base.layers[0].self_attn
         self._rope = None if layer.rope_base is None else (layer.head_dim, layer.rope_base)
         self._window = layer.window
+        self._lock = Lock()
 
     def goes_on(self, model: Any, states: LayerStates) -> bool:
         """Whether it made these states, of weights that are still the model's."""
@@ -104,6 +106,10 @@ class PlainStep:
 
     def __call__(self, token: int, states: LayerStates) -> Tensor:
         """Logits `[V]` after one more token, which `states` then hold, or nothing has changed."""
+        with self._lock:  # blocks have room for one token's numbers
+            return self._step(token, states)
+
+    def _step(self, token: int, states: LayerStates) -> Tensor:
         held = states.buffers
         ours = held is not None and held.maker is self and held.hold(states)
         with torch.inference_mode(False), torch.no_grad():
@@ -179,6 +185,10 @@ class _Lent(NamedTuple):
         return len(held) == len(self.front) and all(
             held.get(index) is buffers.state for index, buffers in enumerate(self.front)
         )
+
+    def __reduce__(self) -> Any:
+        """None, in a copy or a file: what is copied belongs to whoever has the copy."""
+        return type(None), ()
 
 
 class _Block:
