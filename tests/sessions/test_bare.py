@@ -87,6 +87,7 @@ def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path]
     "spoil",
     [
         edit("config.json", layer_memories=["vort", "softmax"]),
+        edit("config.json", layer_settings=[{"num_scales": 4}, {}]),
         edit("config.json", dtype="bfloat16"),
         edit("config.json", quantization_config={"bits": 4}),
         edit("config.json", sliding_windw=3),

@@ -7,6 +7,7 @@ a step that is interrupted has not happened.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from vort.layers.cache import LayerStates
 from vort.layers.parts import RMSNorm, VortMLP
 from vort.layers.vort_attention import VortAttention
-from vort.memories import State
+from vort.memories import LayerSettings, State
 from vort.memories.retention_memory import GateProjection
 from vort.memories.vort import OrderProjection, Router, VortMemory
 from vort.ops.feature_maps import HedgehogFeatures
@@ -29,6 +30,15 @@ __all__ = ["PlainStep", "fingerprint", "plain_step_for"]
 
 # Weights are joined as copies: not where they would matter, and where calls no longer do.
 LARGEST = 50_000_000
+# Settings that a step takes as they come, or looks at itself. What is not among them it does not
+# know, and leaves alone unless it is at its default.
+_KNOWN = {
+    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window",
+    "rope_theta", "memory", "routing", "horizon", "num_scales", "num_banks", "order_min",
+    "order_start", "feature_map", "num_features", "normalizer", "include_self", "use_entropy",
+    "write_gate", "read_weights", "conv_size", "qk_norm", "output_norm", "output_gate",
+    "attention_bias", "rms_norm_eps",
+}  # fmt: skip
 _NAMES = ("conv", "local.k", "local.v", "local.seen", "memory.G", "memory.b")
 _steps: "WeakKeyDictionary[nn.Module, PlainStep]" = WeakKeyDictionary()
 
@@ -354,8 +364,10 @@ def _block_fits(block: Any) -> bool:
     linears += [] if layer.g_proj is None else [layer.g_proj]
     maps = (memory.query_map, memory.key_map)
     gates = (router.gates.write, router.gates.read)
+    unknown = [field for field in fields(LayerSettings) if field.name not in _KNOWN]
     return (
-        all(type(norm) is RMSNorm for norm in norms)
+        all(getattr(memory.settings, field.name) == field.default for field in unknown)
+        and all(type(norm) is RMSNorm for norm in norms)
         and _are_linear(*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         and all(type(m) is HedgehogFeatures and m.num_heads == heads for m in maps)
         and all(type(gate) is GateProjection for gate in gates)

@@ -38,6 +38,7 @@ _FIXED = {
     "architectures": ["VortForCausalLM"],
     "dtype": "float32",
     "layer_memories": None,
+    "layer_settings": None,
 }
 _IDLE = {
     "auto_map", "initializer_range", "intermediate_size", "match_parameters",
