@@ -64,7 +64,7 @@ def generate(
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
     drawn = secrets.randbelow(2**31) if seed is None else seed
     name = named_or_shipped(model)
-    if prompt != "-" and sys.stdout.isatty():
+    if prompt != "-" and _is_watched():
         _show(prompt)  # somebody is waiting: the text goes on from here
     state = _open(name, device, session, drawn)
     drawing = _drawing(state.model, temperature, top_k, top_p)
@@ -155,6 +155,11 @@ def _paragraph(session: "AnySession", most: int, drawing: dict[str, Any]) -> boo
             if written.endswith("\n\n") and written.strip():
                 return False
     return session.tokens_seen - begun < most
+
+
+def _is_watched() -> bool:
+    """Whether what is written goes to a terminal, not to a file or another program."""
+    return sys.stdout.isatty()
 
 
 def _show(piece: str) -> None:
