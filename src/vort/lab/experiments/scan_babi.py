@@ -82,8 +82,9 @@ PUBLISHED_SCAN: dict[str, dict[str, float]] = {
 }
 SCAN_SOURCE = (
     "Recurrent networks: Lake & Baroni 2018 (arXiv 1711.00350), experiments 1 to 3, the best of "
-    "many sequence-to-sequence architectures for each split, mean of five runs. Their sizes and "
-    "training differ from ours; they read a command with one network and write with another."
+    "many sequence-to-sequence architectures for each split. Their sizes and training differ from "
+    "ours; they read a command with one network and write with another. Quoted from memory of the "
+    "paper, not checked against it since."
 )
 
 

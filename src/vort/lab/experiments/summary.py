@@ -39,7 +39,9 @@ class Summarised:
         """Ready for JSON, with the command that makes it."""
         made_by = [record["made_by"] for record in self.records]
         command = f"vort reproduce --scale {self.size} --only "
-        command += ",".join((*self.experiment.uses, self.experiment.name))
+        # Of what it uses, that which has cells of this size.
+        used = [n for n in self.experiment.uses if EXPERIMENTS[n].cells(self.size, Path("books"))]
+        command += ",".join((*used, self.experiment.name))
         command += "" if self.share == 1 else f" --share {self.share:g}"
         return {
             "title": self.experiment.title,
