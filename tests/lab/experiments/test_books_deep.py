@@ -100,7 +100,7 @@ def test_all_rows_enter_the_search_with_one_budget() -> None:
     for search in searches:
         first = search.next({})
         # A mixture has a horizon to choose, too, and tries that at the best of its first rates.
-        assert len(first) == (4 if search.row == "mixture_rates_gated" else len(RATES))
+        assert len(first) == len(RATES)
         for cell in first:
             assert (cell.seed, cell.after, cell.training["steps"]) == (SEED, {}, 62)
             assert cell.training["test_sequences"] == 0

@@ -207,6 +207,12 @@ _PARTS_OFF: dict[str, Model] = {
         has=f"fewer scales, hence less state than VORT; an order for each token, {_GATES}",
         kin="vort",
     ),
+    "vort_first_window": Model(
+        "VORT, a window in every fourth layer",
+        {"layer_settings": [{}, *({"sliding_window": 0} for _ in range(3))]},
+        has=f"a window in the first of four layers alone; an order for each token, {_GATES}",
+        kin="vort",
+    ),
     "vort_one_scale": Model(
         "VORT, S = 1",
         {"num_scales": 1},
