@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from vort.names import refuse_unknown
 from vort.ops.local_attention.checks import check_cu_seqlens
@@ -97,7 +98,8 @@ class Packing(NamedTuple):
             return cls(bounds, False)
         if length < 2 or (position_ids is None and seq_idx is None):
             return None
-        starts = _starts(batch, length, mask, position_ids, seq_idx)
+        find = _starts_untraced if torch.compiler.is_compiling() else _starts
+        starts = find(batch, length, mask, position_ids, seq_idx)
         if starts is None:
             return None
         if continues:
@@ -133,8 +135,6 @@ def _one_of(*given: Tensor | None) -> Tensor | None:
     return found[0] if found else None
 
 
-# Which rows are packed is a question to the numbers: asked outside of a compiled graph.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _starts(
     batch: int, length: int, mask: Tensor | None, positions: Tensor | None, seq_idx: Tensor | None
 ) -> Tensor | None:
@@ -167,6 +167,11 @@ def _starts(
                 f"{int(begun[0])}, got {_shown(numbers, counted)}"
             )
     return anew.flatten().nonzero().flatten()
+
+
+# Which rows are packed is a question to the numbers: asked outside of a compiled graph. This is
+# torch's lazy form of `torch.compiler.disable`, which loads the compiler for those who need none.
+_starts_untraced = _disable_dynamo(_starts)
 
 
 def _as_rows(name: str, x: Tensor, batch: int, length: int) -> Tensor:
