@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.experiments.tiny import TASK, TRAINING, tiny
+from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import RunFolder
 from vort.lab.experiments.run import data_workers, run_as_they_come, run_cells
 from vort.lab.experiments.search import EARLIER
@@ -24,6 +25,16 @@ def test_a_second_run_does_only_what_is_missing(tmp_path: Path) -> None:
     before = RunFolder(tmp_path).cell(cells[0]).stat().st_mtime_ns
     assert [o.cell.seed for o in run_cells(cells, RunFolder(tmp_path))] == [2]
     assert RunFolder(tmp_path).cell(cells[0]).stat().st_mtime_ns == before
+
+
+def test_long_cells_come_first_and_those_that_are_timed_last(tmp_path: Path) -> None:
+    cells = [c for name in ("label_copy", "complexity", "pilot", "plasticity")
+             for c in EXPERIMENTS[name].cells("laptop", None)]  # fmt: skip
+    order: list[str] = []
+    left = run_cells(cells, RunFolder(tmp_path), fits=lambda c: order.append(c.experiment) or False)  # type: ignore[func-returns-value]
+    assert list(left) == []
+    assert order[:2] == ["pilot", "plasticity"]  # the pilot's attention, which decodes by token
+    assert list(dict.fromkeys(order[2:])) == ["label_copy", "pilot", "complexity"]
 
 
 def test_restart_does_cells_again(tmp_path: Path) -> None:

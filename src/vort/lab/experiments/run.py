@@ -141,10 +141,8 @@ def run_cells(
     """
     missing = [cell for cell in cells if restart or not folder.finished(cell)]
     alone = [cell for cell in missing if EXPERIMENTS[cell.experiment].alone]
-    # Those that decode token by token take longest: nobody is to wait for one at the end.
-    together = sorted(
-        (c for c in missing if c not in alone), key=lambda c: not _BY_TOKEN & set(c.after)
-    )
+    # Nobody is to wait at the end for one that takes long and that no other can share.
+    together = sorted((c for c in missing if c not in alone), key=lambda c: not _is_long(c))
     for waiting, crew in ((together, min(workers, len(together))), (alone, 1)):
 
         def take(waiting: list[Cell] = waiting) -> Cell | None:
@@ -155,6 +153,12 @@ def run_cells(
             return None
 
         yield from run_as_they_come(take, folder, workers=crew, started=started)
+
+
+def _is_long(cell: Cell) -> bool:
+    """Whether a cell decodes token by token, or measures in one piece instead of training."""
+    by_token = bool(_BY_TOKEN & set(cell.after))
+    return by_token or EXPERIMENTS[cell.experiment].measure is not None
 
 
 def run_as_they_come(
