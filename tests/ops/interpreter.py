@@ -9,6 +9,7 @@ waits for claims, and each gets a fork of it.
 """
 
 import ast
+import atexit
 import importlib
 import importlib.util
 import json
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,10 +68,12 @@ def _server(interpret: bool) -> subprocess.Popen[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_INTERPRET": "1"} if interpret else {}
     loaded = ["triton", "vort.layers", "vort.models"] if interpret else ["torch", "scipy.special"]
-    return subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, "-c", f"from tests.ops.interpreter import serve; serve({loaded!r})"],
         cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
+    atexit.register(server.communicate)  # which ends it
+    return server
 
 
 def serve(loaded: list[str]) -> None:
@@ -79,6 +83,8 @@ def serve(loaded: list[str]) -> None:
     """
     for name in loaded:
         importlib.import_module(name)
+    if "triton" in loaded:
+        _patch_once()
     for line in sys.stdin:
         with tempfile.TemporaryFile("w+") as output:
             child = os.fork()
@@ -87,6 +93,25 @@ def serve(loaded: list[str]) -> None:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             output.seek(0)
             print(json.dumps([status, output.read()]), flush=True)
+
+
+def _patch_once() -> None:
+    """Have the interpreter replace Triton's language once a launch.
+
+    It does so at every call of a function in a kernel, with what is in place already; that is half
+    of all it does.
+    """
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patch_what_is_left(fn: Any) -> Any:
+        languages = [x for x in fn.__globals__.values() if x is tl or x is tl.core]
+        left = any(tl.core.is_builtin(language.load) for language in languages)
+        return patch(fn) if left else interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_what_is_left
 
 
 def _as_main(command: list[str], output: int) -> None:
