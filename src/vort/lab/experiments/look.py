@@ -119,7 +119,7 @@ def _fullest(first: Tensor, sources: Tensor, positions: int) -> tuple[int, int]:
     seen = torch.nn.functional.pad(first.long().cumsum(1), (1, 0))
     row, queries = (sources >= 0).nonzero(as_tuple=True)
     answers = sources[row, queries].long()
-    # A pair is inside from where its query is the last position until where its answer is the first.
+    # A pair is inside from where its query stands last until where its answer stands first.
     begins = (queries - positions + 1).clamp(min=0)
     row, begins, answers = (x[begins <= answers] for x in (row, begins, answers))
     change = torch.zeros(rows, length + 1, dtype=torch.long)
