@@ -63,8 +63,9 @@ def _backward(given: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) -> 
     (dy,), (inverse,) = grads, kept
     if not dy.is_contiguous():  # sums over rows would come in another order than PyTorch's
         with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() for t in given[:3]]
-            return torch.autograd.grad(_plain(Inputs(*leaves, given.eps)), leaves, (dy,))
+            x, again, weight = leaves = [t.detach().requires_grad_() for t in given[:3]]
+            y = _plain(Inputs(x, again, weight, given.eps))
+            return torch.autograd.grad(y, leaves, (dy,))
     rows, dys = given.x.flatten(0, -2), dy.flatten(0, -2)
     dx, through, scaled = (torch.empty_like(rows) for _ in range(3))
     for part in _blocks(rows):
@@ -85,7 +86,7 @@ def _blocks(rows: Tensor) -> Iterator[slice]:
     return (slice(first, first + step) for first in range(0, len(rows), step))
 
 
-def _plain(given: Inputs) -> Tensors:
+def _plain(given: Inputs) -> tuple[Tensor]:
     x, weight = given.x, given.weight
     inverse = given.again.pow(2).mean(-1, keepdim=True).add(given.eps).rsqrt()
     return (x * inverse * weight,)
