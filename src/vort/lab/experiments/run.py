@@ -244,9 +244,10 @@ def keep_memory() -> None:
     """
     if sys.platform != "linux":
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, value in _MALLOPT.items() if mallopt is not None else ():
-        mallopt(parameter, value)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter, value in _MALLOPT.items():
+            library.mallopt(parameter, value)
 
 
 def data_workers(asked: int) -> int:
