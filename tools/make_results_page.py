@@ -1,14 +1,19 @@
-"""Write docs/results.md from the summaries under results/: what `vort reproduce` found.
+"""Write docs/results.md and docs/experiments.md from the summaries under results/.
+
+The first is what `vort reproduce` found, the second what became of ideas that were tried on
+validation data alone.
 
 python tools/make_results_page.py
 """
 
+import inspect
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.books_research import BOOKS_RESEARCH, ideas_sheet, outcome
 from vort.lab.experiments.experiment import claims_sheet
 from vort.lab.report.tables import Sheet
 from vort.lab.verdicts import Claim, rules
@@ -59,6 +64,27 @@ This page is written by `tools/make_results_page.py` from the summaries under `r
 test makes both again from the cells.
 """
 
+IDEAS_HEAD = """# Ideas, kept and dropped
+
+What might make VORT better on text, one change at a time, beside VORT as the table of deep models
+on books has it: four layers of 256, four heads, S = 12, a window of 128, an output gate. Every
+idea has a prediction, written into `lab/experiments/books_research.py` before it was run, and is
+judged on validation books alone: the test books stay unread until a table needs them. What a page
+of such trials finds is worth a trial with searched rates, no more.
+
+```sh
+vort reproduce --scale paper --only books_research --data DIR    # a GPU, and DIR/books
+```
+
+"""
+IDEAS_TAIL = """
+Not tried: erasing writes in VORT's slow scales, which no kernel of ours has (a layer of Gated
+DeltaNet in turn with VORT stands in for them); projections of their own for memory and window,
+since the learned maps of queries and keys are projections of the memory's own, head by head.
+
+This page is written by `tools/make_results_page.py`.
+"""
+
 
 def section(summary: dict[str, Any]) -> str:
     """A summary in Markdown: what was done, tables, claims, notes, where it came from."""
@@ -82,15 +108,28 @@ def page(results: Path) -> str:
     """The whole page, from the summaries in a folder of results."""
     pages = [HEAD + "".join(f"- {rule}\n" for rule in rules()) + TAIL]
     for size, title in (("paper", "At the paper's size"), ("laptop", "At laptop size")):
-        found = [results / size / name / "summary.json" for name in EXPERIMENTS]
+        tables = [name for name in EXPERIMENTS if name != BOOKS_RESEARCH.name]
+        found = [results / size / name / "summary.json" for name in tables]
         summaries = [json.loads(path.read_text()) for path in found if path.exists()]
         pages.append(f"## {title}\n")
         pages += [section(summary) for summary in summaries]
     return "\n".join(pages)
 
 
+def ideas_page(results: Path) -> str:
+    """The page of ideas: what came of them, or that they were not yet run."""
+    rule = inspect.getdoc(outcome) or ""
+    head = IDEAS_HEAD + rule.split("\n\n")[1] + "\n"
+    kept = results / "paper" / BOOKS_RESEARCH.name / "summary.json"
+    if kept.exists():
+        return "\n".join([head, section(json.loads(kept.read_text()))]) + IDEAS_TAIL
+    table = re.sub("^## (.*)", r"**\1**", ideas_sheet([]).to_markdown())
+    return "\n".join([head, f"### {BOOKS_RESEARCH.title}\n", table]) + IDEAS_TAIL
+
+
 def main() -> None:
     (ROOT / "docs" / "results.md").write_text(page(ROOT / "results"))
+    (ROOT / "docs" / "experiments.md").write_text(ideas_page(ROOT / "results"))
 
 
 if __name__ == "__main__":

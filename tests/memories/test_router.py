@@ -99,3 +99,35 @@ def test_errors_name_the_argument() -> None:
         router(routing="nearest")
     with pytest.raises(TypeError, match="Router has no setting 'terms'"):
         router(terms=3)
+
+
+def test_heads_can_start_at_orders_of_their_own() -> None:
+    order = router(order_start=[0.2, 0.7, 0.7], order_min=0.1)(torch.zeros(1, 1, HIDDEN)).order
+    torch.testing.assert_close(order.flatten(), 0.1 + 0.9 * torch.tensor([0.2, 0.7, 0.7]))
+    with pytest.raises(ValueError, match="order_start must be a share for each of 3 heads"):
+        router(order_start=[0.2, 0.7])
+    with pytest.raises(ValueError, match="order_start must lie in"):
+        router(order_start=[0.2, 0.7, 1.2])
+
+
+def test_learned_rates_start_at_those_of_the_basis() -> None:
+    plain, learned = router(num_scales=6), router(num_scales=6, learn_basis=True)
+    x = torch.randn(2, 5, HIDDEN)
+    expected, found = plain(x), learned(x)
+    torch.testing.assert_close(found.write, expected.write, atol=0, rtol=0)
+    torch.testing.assert_close(found.log_decay, expected.log_decay.expand(HEADS, 6))
+
+
+def test_a_longer_horizon_moves_learned_rates_by_what_was_learned() -> None:
+    made = router(num_scales=6, learn_basis=True)
+    factor = torch.rand(HEADS, 6) + 0.5
+    with torch.no_grad():
+        made.log_factor.copy_(factor.log())
+    made.set_horizon(4096)
+    rates = torch.from_numpy(PowerLawBasis.fit(4096, 6).rates).float()
+    torch.testing.assert_close(-made.log_decay(torch.device("cpu")), rates * factor)
+
+
+def test_banks_have_no_rates_to_learn() -> None:
+    with pytest.raises(ValueError, match='learn_basis needs routing="continuous"'):
+        router(routing="banks", learn_basis=True)

@@ -4,6 +4,9 @@ Their chunks against the recurrence of their docstrings, one step at a time in f
 memories against the same, with steps, rates and gates computed from the parameters by hand.
 """
 
+import importlib
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,3 +184,28 @@ def test_steps_on_a_gpu_go_on_from_the_state_of_the_chunks(name: str) -> None:
         state = found.state
     scale = whole.abs().max().item()
     torch.testing.assert_close(torch.cat(outputs, 1), whole[:, 90:], atol=3e-2 * scale, rtol=3e-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("version", "capability", "theirs"),
+    [
+        ("3.6.0", (9, 0), False),
+        ("3.4.0+git1", (9, 0), False),
+        ("3.7.1", (9, 0), True),
+        ("3.6.0", (8, 0), True),
+    ],
+)
+def test_kernels_that_would_refuse_to_train_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    version: str,
+    capability: tuple[int, int],
+    theirs: bool,
+) -> None:
+    module = importlib.import_module(f"vort.memories.{name}")
+    chunked = SimpleNamespace(chunk_simple_gla="theirs", chunk_gated_delta_rule="theirs")
+    monkeypatch.setattr(module, "fla_kernels", lambda q, of: chunked)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert (module._kernel(torch.zeros(1, 8, 2, 4)) == "theirs") is theirs

@@ -68,8 +68,9 @@ def context_parallel(model: Model, mesh: DeviceMesh) -> Model:
 
 def halo_size(model: VortModel) -> int:
     """Hidden states of the rank before that a layer needs."""
-    config = model.config
-    return max(config.sliding_window - 1, 0) + max(config.conv_size - 1, 0)
+    blocks: Any = model.layers
+    window: int = max(block.self_attn.window for block in blocks)
+    return max(window - 1, 0) + max(model.config.conv_size - 1, 0)
 
 
 def _check_memory(memory: Memory) -> None:

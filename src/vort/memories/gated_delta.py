@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.mamba2 import TokenDecay, decays_within
-from vort.memories.recurrence import call_op, each_sequence, fla_kernels
+from vort.memories.recurrence import call_op, each_sequence, fla_kernels, scalar_gates_train
 from vort.memories.retention_memory import GateProjection, widen
 from vort.memories.settings import LayerSettings
 
@@ -24,8 +24,8 @@ class GatedDeltaMemory(Memory):
 
     Yang, Kautz and Hatamizadeh (2024), in the layer that all memories share: a_t is Mamba-2's decay
     (`TokenDecay`), b_t = sigmoid(W x_t) how much of what the key finds is replaced; queries and
-    keys have length 1. Runs flash-linear-attention's kernels where they are installed and tensors
-    are on a GPU, and `gated_delta_chunk` elsewhere.
+    keys have length 1. Runs flash-linear-attention's kernels where they are installed, tensors are
+    on a GPU and the kernels train there, and `gated_delta_chunk` elsewhere.
 
     >>> memory = GatedDeltaMemory(hidden_size=16, num_attention_heads=2)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
@@ -69,12 +69,12 @@ class GatedDeltaMemory(Memory):
 
 
 def _kernel(q: Tensor) -> Any:
-    """flash-linear-attention's op for a GPU, if it is there; else ours."""
+    """flash-linear-attention's op for a GPU, if it is there and trains; else ours."""
     ops = fla_kernels(q, "fla.ops.gated_delta_rule")
-    if ops is None:
-        return gated_delta_chunk
     # Their kernel of one step has no backward.
     single = q.shape[1] == 1 and not torch.is_grad_enabled()
+    if ops is None or not (single or scalar_gates_train(q)):
+        return gated_delta_chunk
     return ops.fused_recurrent_gated_delta_rule if single else ops.chunk_gated_delta_rule
 
 

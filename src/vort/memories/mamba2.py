@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
-from vort.memories.recurrence import call_op, carried, each_sequence, fla_kernels
+from vort.memories.recurrence import (
+    call_op,
+    carried,
+    each_sequence,
+    fla_kernels,
+    scalar_gates_train,
+)
 from vort.memories.retention_memory import GateProjection, widen
 from vort.memories.settings import LayerSettings
 
@@ -28,7 +34,7 @@ class Mamba2Memory(Memory):
     """G_t = e^{-A Δ_t} G_{t-1} + Δ_t k_t v_tᵀ, o_t = q_t G_t / sqrt(D), Δ_t = softplus(W x_t + b).
 
     A and b are learned for each head. Runs flash-linear-attention's kernels where they are
-    installed and tensors are on a GPU, and `scalar_gated_chunk` elsewhere.
+    installed, tensors are on a GPU and the kernels train there, and `scalar_gated_chunk` elsewhere.
 
     >>> memory = Mamba2Memory(hidden_size=16, num_attention_heads=2)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 8)
@@ -103,9 +109,9 @@ class TokenDecay(nn.Module):
 
 
 def _kernel(q: Tensor) -> Any:
-    """flash-linear-attention's op for a GPU, if it is there; else ours."""
+    """flash-linear-attention's op for a GPU, if it is there and trains; else ours."""
     ops = fla_kernels(q, "fla.ops.simple_gla")
-    if ops is None:
+    if ops is None or (q.shape[1] > 1 and not scalar_gates_train(q)):
         return scalar_gated_chunk
     return ops.chunk_simple_gla if q.shape[1] > 1 else ops.fused_recurrent_simple_gla
 

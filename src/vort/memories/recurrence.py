@@ -1,11 +1,12 @@
 """What memories share whose decay is chosen by the token: one call for all ops, ours in chunks.
 
-Their ops are flash-linear-attention's where it is installed and tensors are on a GPU, and ours in
-PyTorch elsewhere; both are called alike.
+Their ops are flash-linear-attention's where it is installed, tensors are on a GPU and its kernels
+can be trusted there, and ours in PyTorch elsewhere; both are called alike.
 """
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from vort.memories.interface import MemoryInputs, State
 
-__all__ = ["BLOCK", "call_op", "carried", "each_sequence", "fla_kernels"]
+__all__ = ["BLOCK", "call_op", "carried", "each_sequence", "fla_kernels", "scalar_gates_train"]
 
 CHUNK, BLOCK = 64, 16
 
@@ -55,6 +56,18 @@ def fla_kernels(q: Tensor, module: str) -> Any:
     if q.device.type != "cuda" or importlib.util.find_spec("fla") is None:
         return None
     return importlib.import_module(module)
+
+
+def scalar_gates_train(q: Tensor) -> bool:
+    """Whether flash-linear-attention has gradients of gates for a token and head, for such a q.
+
+    It refuses them on Hopper with Triton 3.4 to 3.7.0, which computed them wrong (its issue 640).
+    """
+    import triton
+
+    version = tuple(int(x) for x in re.findall(r"\d+", triton.__version__)[:3])
+    hopper = torch.cuda.get_device_capability(q.device)[0] == 9
+    return not (hopper and (3, 4) <= version < (3, 7, 1))
 
 
 def each_sequence(

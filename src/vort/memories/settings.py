@@ -60,9 +60,13 @@ class LayerSettings:
             `PowerLawBasis.fit(horizon, tolerance=...).terms` says how many an error takes.
         num_banks: banks (K of eq. bank-update), where routing="banks".
         order_min: lowest order.
-        order_start: where the orders of all heads begin, as a share of [order_min, 1]. None: spread
-            over the heads. Heads that begin apart take over short and long lags: text gains by it,
-            but what must be found again at long lags is left to few heads (docs/model.md).
+        order_start: where the orders of all heads begin, as a share of [order_min, 1], or a list
+            of such shares, one for each head. None: spread over the heads. Heads that begin apart
+            take over short and long lags: text gains by it, but what must be found again at long
+            lags is left to few heads (docs/model.md).
+        order_input: what memory="vort" reads a token's order from: "hidden", the hidden state, or
+            "values", the values of all heads after the short convolution, which have seen the
+            tokens just before. Kernels that route in one pass know the former alone.
         order_per_head: memory="uniform_power_law" has an order for each head, which starts where
             VORT's heads do, instead of one for all.
         feature_map: "hedgehog", "favor", "elu", "relu", "taylor" or "identity". The default is a
@@ -83,6 +87,8 @@ class LayerSettings:
         output_norm: RMS norm of each head before the output projection.
         output_gate: multiply heads by silu of a further projection of the hidden states.
         learn_rates: whether "exponential" learns its rates and "uniform_power_law" its order.
+        learn_basis: memory="vort" with continuous routing learns its rates too: each head has a
+            factor for each rate of the basis, which starts at 1. What orders write stays as it is.
         exponential_rate: where the rates of memory="exponential" start; spread over the time
             scales up to the horizon by default.
         rates_start: where the rates of memory="mixture" start: "even", in the logarithm from 1 to
@@ -108,7 +114,8 @@ class LayerSettings:
     num_scales: int = 8
     num_banks: int = 10
     order_min: float | int = 0.05
-    order_start: float | int | None = None
+    order_start: float | int | list[float] | None = None
+    order_input: str = "hidden"
     order_per_head: bool = False
     feature_map: str = "hedgehog"
     num_features: int | None = None
@@ -124,6 +131,7 @@ class LayerSettings:
     output_norm: bool = True
     output_gate: bool = False
     learn_rates: bool = True
+    learn_basis: bool = False
     exponential_rate: float | int | None = None
     rates_start: str = "even"
     softmax_cache_size: int | None = None
@@ -150,13 +158,26 @@ class LayerSettings:
         check_choice("normalizer", self.normalizer, NORMALIZERS)
         check_choice("write_gain", self.write_gain, ("none", "token", "scale"))
         check_choice("rates_start", self.rates_start, ("even", "basis"))
+        check_choice("order_input", self.order_input, ("hidden", "values"))
         self._check_sizes()
-        if self.order_start is not None and not 0 < self.order_start < 1:
-            raise ValueError(f"order_start must lie in (0, 1), or be None, got {self.order_start}")
+        self._check_starts()
+        if self.learn_basis and self.routing != "continuous":
+            raise ValueError(
+                f'learn_basis needs routing="continuous", whose rates orders share, '
+                f"got {self.routing!r}"
+            )
         if self.exponential_rate is not None and not 0 < self.exponential_rate < math.inf:
             raise ValueError(
                 f"exponential_rate must be positive and finite, got {self.exponential_rate}"
             )
+
+    def _check_starts(self) -> None:
+        given, heads = self.order_start, self.num_attention_heads
+        starts = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(0 < start < 1 for start in starts):
+            raise ValueError(f"order_start must lie in (0, 1), or be None, got {given}")
+        if isinstance(given, list) and len(given) != heads:
+            raise ValueError(f"order_start must be a share for each of {heads} heads, got {given}")
 
     def _check_sizes(self) -> None:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads

@@ -1,5 +1,6 @@
 """VORT's memory: every token decays by an order of its own, which a router computes."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +54,10 @@ class VortMemory(RetentionMemory):
         """Write and read weights from the order of each token (eq. routing)."""
         if inputs.along is not None:
             return self.router.routing_of(inputs.along, inputs.entropy, inputs.entity)
-        return self.router(inputs.hidden_states, inputs.entropy, inputs.entity)  # type: ignore[no-any-return]
+        values = inputs.v.flatten(2) if self.router.order_input == "values" else None
+        return self.router(  # type: ignore[no-any-return]
+            inputs.hidden_states, inputs.entropy, inputs.entity, values
+        )
 
     def along(self, x: Tensor) -> Along | None:
         """The router's weights, unless somebody watches it."""
@@ -63,7 +67,8 @@ class VortMemory(RetentionMemory):
         """Those of a router of continuous orders behind learned maps; see `Memory`."""
         maps, router, along = (self.query_map, self.key_map), self.router, self.along(x)
         learned = all(type(m) is HedgehogFeatures and m.num_heads is not None for m in maps)
-        if along is None or not learned or type(router) is not Router:
+        # The kernels have one row of rates for all heads.
+        if along is None or not learned or type(router) is not Router or router.learns_rates:
             return None
         write, read = router.gates.write, router.gates.read
         q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
@@ -93,7 +98,8 @@ class Router(nn.Module):
 
     Args:
         settings: of the layer: routing, horizon, num_scales, num_banks, order_min (the d above),
-            order_start, use_entropy, use_entity, write_gate, read_weights.
+            order_start, order_input, learn_basis, use_entropy, use_entity, write_gate,
+            read_weights.
         **options: or the same by name.
 
     >>> router = Router(hidden_size=16, num_attention_heads=2, horizon=1000)
@@ -110,11 +116,28 @@ class Router(nn.Module):
         self.order_min = s.order_min
         self.use_entropy = s.use_entropy
         self.use_entity = s.use_entity
+        self.order_input = s.order_input
         self._rule = (s.num_banks, s.num_scales)
         self._calibrate(s.horizon)
-        width = s.hidden_size + self.use_entropy * self.num_heads + self.use_entity
+        _, kv_heads, head_dim = s.head_sizes()
+        width = s.hidden_size if self.order_input == "hidden" else kv_heads * head_dim
+        width += self.use_entropy * self.num_heads + self.use_entity
         self.order = OrderProjection(width, self.num_heads, s.order_start)
         self.gates = Gates(s, self.num_scales)
+        shape = (self.num_heads, self.num_scales)
+        self.log_factor = nn.Parameter(torch.empty(shape)) if s.learn_basis else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Rates that are learned start where the basis has them."""
+        if self.log_factor is not None:
+            self.log_factor.zero_()
+
+    @property
+    def learns_rates(self) -> bool:
+        """Whether heads have rates of their own, see `learn_basis`."""
+        return self.log_factor is not None
 
     @property
     def num_scales(self) -> int:
@@ -132,7 +155,11 @@ class Router(nn.Module):
         self._calibrate(horizon)
 
     def forward(
-        self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None
+        self,
+        hidden_states: Tensor,
+        entropy: Tensor | None = None,
+        entity: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> Routing:
         """Write weights, decays, read weights and orders of every token.
 
@@ -140,16 +167,18 @@ class Router(nn.Module):
             hidden_states: `[B, T, hidden_size]`.
             entropy: `[B, T, H]` of the local attention; zeros if absent.
             entity: `[B, T]`, 1 within a named entity; zeros if absent.
+            values: `[B, T, Hkv V]`, where order_input="values".
         """
         along = self.along(hidden_states)
         if along is not None:
             _, _, logits = products(hidden_states, along.weights)
             return self.routing_of(along._replace(product=logits), entropy, entity)
-        order = self.orders(hidden_states, entropy, entity)
+        order = self.orders(hidden_states if values is None else values, entropy, entity)
         gate, read = self.gates(hidden_states)
         if self.routing == "continuous":
             # Orders lie in range by construction, but for rounding.
             write, log_decay = shared_basis(order, self.basis, gate, validate=False)
+            log_decay = self.log_decay(order.device) if self.learns_rates else log_decay
             return Routing(write, log_decay, read, order)
         orders, table = self._banks_on(order.device)
         write = nearest_bank(order, orders.to(order)) @ table.to(order)
@@ -159,8 +188,8 @@ class Router(nn.Module):
     def along(self, x: Tensor) -> Along | None:
         """The weights behind all logits, where kernels take them past their modules."""
         gates = (self.gates.write, self.gates.read)
-        fuses = self.routing == "continuous" and is_plain(x, self.order, *gates, kinds=_PLAIN)
-        if not fuses:
+        known = self.routing == "continuous" and self.order_input == "hidden"
+        if not known or not is_plain(x, self.order, *gates, kinds=_PLAIN):
             return None
         size = x.shape[-1]
         columns = [size, *[self.num_heads] * self.use_entropy, *[1] * self.use_entity]
@@ -203,7 +232,10 @@ class Router(nn.Module):
     def orders(
         self, hidden_states: Tensor, entropy: Tensor | None = None, entity: Tensor | None = None
     ) -> Tensor:
-        """The order of every token and head, `[B, T, H]` in [order_min, 1] (eq. routing)."""
+        """The order of every token and head, `[B, T, H]` in [order_min, 1] (eq. routing).
+
+        hidden_states: or what stands in their place, see `order_input`.
+        """
         parts = [hidden_states]
         shape = hidden_states.shape[:2]
         if self.use_entropy:
@@ -216,17 +248,19 @@ class Router(nn.Module):
         return self.order_min + (1 - self.order_min) * torch.sigmoid(logits)
 
     def log_decay(self, device: torch.device) -> Tensor:
-        """`[S]` float32 on a device, kept there: not a buffer, since `.to(bfloat16)` would ruin it.
+        """`[S]` float32 on a device, or `[H, S]` where rates are learned.
 
-        Half precision would put rates off by up to 0.4 %, and a kernel off by far more.
+        The rates of the basis are kept there, and are no buffer: half precision would put them off
+        by up to 0.4 %, and a kernel off by far more. A learned factor is near 1 and its logarithm
+        near 0, where half precision is close.
         """
-        if device in self._on_device:
-            return self._on_device[device]
-        made = self._log_decay.to(device)
-        # An export sees tensors without numbers: nothing for the next call.
-        if type(made) is Tensor:
-            self._on_device[device] = made
-        return made
+        made = self._on_device.get(device)
+        if made is None:
+            made = self._log_decay.to(device)
+            # An export sees tensors without numbers: nothing for the next call.
+            if type(made) is Tensor:
+                self._on_device[device] = made
+        return made if self.log_factor is None else made * widen(self.log_factor).exp()
 
     def _banks_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Orders of the banks and what each writes, kept on a device like `log_decay`."""
@@ -262,10 +296,12 @@ class Router(nn.Module):
 class OrderProjection(nn.Linear):
     """W [x; H; e] + b, where heads begin at orders spread from short to long memory, or at one.
 
-    start: where all heads begin, as a share of [order_min, 1]; None: spread.
+    start: where heads begin, as a share of [order_min, 1], or shares, one for each; None: spread.
     """
 
-    def __init__(self, width: int, heads: int, start: float | None = None) -> None:
+    def __init__(
+        self, width: int, heads: int, start: float | Sequence[float] | None = None
+    ) -> None:
         self.start = start  # first: the constructor draws the weights
         super().__init__(width, heads)
 
@@ -276,12 +312,14 @@ class OrderProjection(nn.Linear):
             self.bias.copy_(torch.logit(starting_shares(self.out_features, self.start)))
 
 
-def starting_shares(heads: int, start: float | None) -> Tensor:
+def starting_shares(heads: int, start: float | Sequence[float] | None) -> Tensor:
     """`[H]`: where the orders of heads begin, as shares of [order_min, 1]; see `order_start`.
 
     >>> starting_shares(3, None)
     tensor([0.2500, 0.6000, 0.9500])
     """
+    if isinstance(start, Sequence):
+        return torch.tensor(start)
     if start is not None:
         return torch.full((heads,), start)
     # From a quick memory to a nearly lossless one; a head alone starts at the paper's 0.7.

@@ -126,8 +126,9 @@ def mlp_width(config: VortConfig) -> int:
     Memories and options differ in parameters by several percent in small models. With
     `match_parameters` a layer has as many as one of the same sizes with all options at their
     defaults: what its attention has more, its MLP has less. Widths are multiples of 8, which
-    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %. Layers of
-    several memories (`layer_memories`) have one width: the model is as large, not each layer.
+    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %. Layers that
+    differ (`layer_memories`, `layer_settings`) have one width: the model is as large, not each
+    layer.
 
     >>> mlp_width(VortConfig()) == VortConfig().intermediate_size
     True
@@ -163,15 +164,19 @@ def mlp_width(config: VortConfig) -> int:
 
 def _parameters_of_attention(config: VortConfig) -> int:
     """Of a layer; where layers differ, of the mean one."""
-    layers = range(config.num_hidden_layers if config.layer_memories else 1)
+    differ = config.layer_memories or config.layer_settings
+    layers = range(config.num_hidden_layers if differ else 1)
+
+    def kind(layer: int) -> str:
+        return f"{config.memory_of(layer)} {sorted(config.own_settings(layer).items())}"
+
     counts: dict[str, int] = {}
     for layer in layers:
-        name = config.memory_of(layer)
-        if name not in counts:
+        if kind(layer) not in counts:
             with torch.device("meta"):
                 made = VortAttention(config.of_layer(layer))
-            counts[name] = sum(parameter.numel() for parameter in made.parameters())
-    return round(sum(counts[config.memory_of(layer)] for layer in layers) / len(layers))
+            counts[kind(layer)] = sum(parameter.numel() for parameter in made.parameters())
+    return round(sum(counts[kind(layer)] for layer in layers) / len(layers))
 
 
 def are_bare(*norms: nn.Module) -> bool:

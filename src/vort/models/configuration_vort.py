@@ -42,6 +42,8 @@ _ADDED = "added_by_others"
 # Beyond this no machine has room: a slip or a hostile file, refused before anything is built.
 _MOST_PARAMETERS = 5 * 10**11
 _MOST_LAYERS = 10**4
+# Settings of which layers may each have their own; the others are the model's.
+_OF_A_LAYER = ("horizon", "num_features", "num_scales", "sliding_window")
 
 
 @strict
@@ -58,6 +60,9 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         layer_memories: memories of the layers from the first on, begun anew until all have one:
             ["vort", "vort", "vort", "softmax"] is full attention in every fourth layer. None: all
             have `memory`, which is otherwise the first of these.
+        layer_settings: what layers have otherwise than the model, from the first on, begun anew
+            until all have theirs: [{"num_scales": 4}, {}] is four scales in every second layer.
+            A layer may have a horizon, num_features, num_scales and a sliding_window of its own.
         max_position_embeddings: length the model is meant for. Nothing in it ends there.
         match_parameters: correct the width of the MLP so that models of the same sizes have
             equally many parameters, whatever the memory and its options; see `mlp_width`.
@@ -81,6 +86,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
     intermediate_size: int | None = None
     num_hidden_layers: int = 4
     layer_memories: list[str] | None = None
+    layer_settings: list[dict[str, int]] | None = None
     max_position_embeddings: int = 8192
     match_parameters: bool = True
     mlp_size: int | None = None
@@ -101,6 +107,7 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         refuse_unknown("VortConfig", unknown, [x.name for x in fields(self)], ValueError)
         self._name_memories()
         LayerSettings.__post_init__(self)
+        self._check_layers()
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
         self._check_room()
@@ -129,6 +136,31 @@ class VortConfig(PreTrainedConfig, LayerSettings):
                 )
             self.memory = names[0]
 
+    def _check_layers(self) -> None:
+        """Refuse settings that a layer cannot have of its own, or that none could have."""
+        given = self.layer_settings
+        if given is None:
+            return
+        if not 0 < len(given) <= self.num_hidden_layers:
+            raise ValueError(
+                f"layer_settings must be of 1 to {self.num_hidden_layers} layers, the first of "
+                f"them or all, got {len(given)}"
+            )
+        shared = {x.name: getattr(self, x.name) for x in fields(LayerSettings)}
+        for own in given:
+            refuse_unknown("layer_settings", own, _OF_A_LAYER, ValueError)
+            LayerSettings(**{**shared, **own})
+
+    def own_settings(self, layer: int) -> dict[str, int]:
+        """What a layer has otherwise than the model.
+
+        >>> config = VortConfig(num_hidden_layers=3, layer_settings=[{"num_scales": 4}, {}])
+        >>> [config.of_layer(layer).num_scales for layer in range(3)]
+        [4, 8, 4]
+        """
+        given = self.layer_settings
+        return {} if given is None else given[layer % len(given)]
+
     def memory_of(self, layer: int) -> str:
         """The name of a layer's memory.
 
@@ -155,12 +187,13 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         return runs + (", in turn" if len(names) < self.num_hidden_layers else "")
 
     def of_layer(self, layer: int) -> "VortConfig":
-        """What a layer is made from: the same settings, with its own memory."""
-        name = self.memory_of(layer)
-        if name == self.memory:
+        """What a layer is made from: the same settings, but for its own."""
+        changes = {"memory": self.memory_of(layer), **self.own_settings(layer)}
+        if all(getattr(self, name) == value for name, value in changes.items()):
             return self
         own = copy(self)
-        own.memory = name
+        for name, value in changes.items():
+            setattr(own, name, value)
         return own
 
     def _check_room(self) -> None:
@@ -171,8 +204,11 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         heads, kv_heads, head_dim = self.head_sizes()
         assert self.intermediate_size is not None
         mixed = (2 * heads + 2 * kv_heads) * head_dim * (size + self.conv_size)
-        routed = size * heads * (2 + self.num_scales + self.num_banks)
-        mapped = 2 * heads * head_dim * (self.num_features or head_dim)
+        own = self.layer_settings or [{}]
+        scales = max(each.get("num_scales", self.num_scales) for each in own)
+        features = max(each.get("num_features", self.num_features) or head_dim for each in own)
+        routed = size * heads * (2 + scales + self.num_banks)
+        mapped = 2 * heads * head_dim * features
         width = max(self.intermediate_size, self.mlp_size or 0)
         count = layers * (mixed + routed + mapped + 3 * size * width) + size * self.vocab_size
         if count > _MOST_PARAMETERS:

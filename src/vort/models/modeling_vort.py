@@ -132,10 +132,15 @@ class VortModel(VortPreTrainedModel):
         """Re-calibrate all layers for lags up to `horizon`, weights unchanged.
 
         See `Router.set_horizon` for what changes. The horizon is saved with the model; caches made
-        before are void. Where layers differ, those without one stay as they are.
+        before are void. Where layers differ, those without one stay as they are, and so do those
+        with one of their own (`layer_settings`).
         """
-        made_for_one = [m for m in self.memories if type(m).set_horizon is not Memory.set_horizon]
-        for memory in made_for_one or self.memories:
+        own = ["horizon" in self.config.own_settings(i) for i in range(len(self.layers))]
+        if all(own):
+            raise ValueError("set_horizon needs a layer without a horizon of its own, got none")
+        shared = [m for m, has in zip(self.memories, own, strict=True) if not has]
+        made_for_one = [m for m in shared if type(m).set_horizon is not Memory.set_horizon]
+        for memory in made_for_one or shared:
             memory.set_horizon(horizon)
         self.config.horizon = horizon
 

@@ -30,7 +30,7 @@ _ATTENTION = "layers.*.self_attn"
 _GATES = ("gates.write", "gates.read")
 _DECAY = ("gate_decay.step", "gate_decay.step_bias", "gate_decay.log_rate")
 _MEMORIES: dict[str, tuple[str, ...]] = {
-    "vort": ("router.order", *(f"router.{name}" for name in _GATES)),
+    "vort": ("router.order", "router.log_factor", *(f"router.{name}" for name in _GATES)),
     "exponential": ("log_rate", *_GATES),
     "linear": _GATES,
     "mixture": ("log_rate", "log_weight", "gate_gain", *_GATES),
@@ -67,12 +67,15 @@ def tensor_parallel_plan(settings: LayerSettings) -> dict[str, str] | None:
     mlp = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
     mlp = {f"layers.*.mlp.{name}": style for name, style in mlp.items()}
     mlp["embed_tokens"] = "embedding_rowwise"
-    # A plan names modules of all layers at once: layers that differ keep their heads together too.
-    if memory not in _MEMORIES or getattr(s, "layer_memories", None) is not None:
+    # A plan names modules of all layers at once: layers that differ keep their heads together too,
+    # and those whose orders come from the values of all heads.
+    differ = any(getattr(s, name, None) for name in ("layer_memories", "layer_settings"))
+    if memory not in _MEMORIES or differ or s.order_input == "values":
         return mlp
     several = s.num_scales > 1 and memory not in ("exponential", "linear")
     absent = {
         "gate_gain": s.write_gain == "none",
+        "log_factor": not s.learn_basis,
         "gates.write": not s.write_gate,
         "gates.read": not (s.read_weights and (several or s.routing == "banks")),
     }

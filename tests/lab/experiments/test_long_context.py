@@ -273,11 +273,17 @@ def test_cells_from_a_users_files_become_a_table(tmp_path: Path, name: str, answ
     summary = summarise(EXPERIMENTS[name], folder, "paper", data=data).summary
     sheet, notes = summary.sheets[0], summary.notes
     if name == "babi":
-        assert sheet.headings[-3:] == list(PUBLISHED)
+        assert sheet.headings[-6:] == list(PUBLISHED_MEANS)
+        assert {"LSTM", "Transformer"} <= set(PUBLISHED_MEANS)
+        assert sheet.rows[-2][-6:] == ["16.7", "9.7", "6.4", "27.3", "22.1", "0.5"]
+        assert sheet.rows[0][-3:] == ["–"] * 3  # not given by task
+        assert any("arXiv 1807.03819" in note for note in notes)
         assert [row[0] for row in sheet.rows][-2:] == ["mean", "failed (> 5 %)"]
         assert any("arXiv 1807.02658" in note for note in notes)
     else:
         assert sheet.rows[0][3] == "–"  # what was not trained
+        assert sheet.rows[-1][2:6] == ["99.8", "20.8", "1.2", "–"]
+        assert any("arXiv 1711.00350" in note for note in notes)
 
 
 def test_without_a_users_files_there_are_no_cells(tmp_path: Path) -> None:
@@ -306,10 +312,44 @@ def test_a_tied_head_stays_the_embedding() -> None:
     assert needles().num_classes < needles().vocab_size
 
 
-@pytest.mark.parametrize("row", ["vort", "softmax"])
+@pytest.mark.parametrize("row", ["vort", "softmax", "hybrid_half", "h2o"])
 def test_a_token_is_timed_after_a_long_text_whether_the_cache_grows_or_not(row: str) -> None:
-    model = model_of(row)
-    with torch.no_grad():
-        found = long_context._decoding(model, 4096, timed=4)
-    assert found["ms_per_token"] > 0
-    assert found["after"] == 4096
+    model = model_of("softmax" if row == "h2o" else row, num_hidden_layers=2)
+    kept = 2000 if row == "h2o" else None
+    found = long_context.decoding_times(model, (1024, 2048), timed=2, state_numbers=kept)
+    short, long = (found["state_numbers"][length] for length in ("1024", "2048"))
+    assert (long > short) == (row in ("softmax", "hybrid_half"))
+    assert all(time > 0 for time in found["ms_per_token"].values())
+
+
+def ruler_record(model: str, seed: int, share: float) -> Any:
+    scores = {
+        length: {"niah_single_1": [round(100 * share), 100], "vt": [0, 100]}
+        for length in ("4096", "32768", "131072")
+    }
+    return {
+        "cell": {"model": model, "seed": seed},
+        "ruler": {"scores": scores, "state_numbers": dict.fromkeys(scores, 1000)},
+        "parameters": 10,
+        "state_numbers": 1000,
+        "steps": 1,
+        "training": {"learning_rate": 1e-3},
+        "searched": False,
+    }
+
+
+def test_averages_of_ruler_are_held_against_linear_rivals_alone() -> None:
+    shares = {"vort": 0.9, "exponential_learned_gated": 0.8, "softmax": 1.0, "hybrid_half": 1.0}
+    records = [
+        ruler_record(model, seed, share - 0.02 * seed)
+        for model, share in shares.items()
+        for seed in range(3)
+    ]
+    summary = EXPERIMENTS["ruler"].summarise(records, "paper")
+    average, *by_task = summary.sheets
+    assert average.headings == ["model", "state", "4,096", "32,768", "131,072"]
+    assert average.rows[0][-1].startswith("44.0")  # mean of 90, 88 and 86, and of nothing
+    assert [sheet.title.split()[-2] for sheet in by_task] == ["4,096", "32,768", "131,072"]
+    assert by_task[0].rows[0][2:] == ["88", "0"]
+    assert [claim.verdict for claim in summary.verdicts] == ["holds", "holds"]
+    assert all("Exponential" in claim.measured for claim in summary.verdicts)

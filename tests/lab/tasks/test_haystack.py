@@ -319,6 +319,58 @@ def test_mixed_lengths_fill_training_sequences_only() -> None:
         MultiNeedle(length=1024, mixed=(300,))
 
 
+def test_samples_apart_are_rows_of_one_length_that_know_nothing_of_each_other() -> None:
+    settings: dict[str, Any] = {"mixed": (256, 512, 1024), "needles": 2, "asked": "all"}
+    task = MultiNeedle(length=1024, apart=2, **settings)
+    shapes = set()
+    for first in range(0, 24, 2):
+        batch = task.batch("train", [first, first + 1])
+        rows, length = batch["input_ids"].shape
+        assert rows * length == 2 * 1024
+        shapes.add(length)
+        row, place = (batch["labels"] != IGNORED).nonzero(as_tuple=True)
+        assert row.bincount().tolist() == [2] * rows
+        # The answer stands in the row that asks for it, before it does.
+        source = batch["sources"][row, place].long()
+        assert (source < place).all()
+        assert torch.equal(batch["input_ids"][row, source], batch["labels"][row, place])
+    assert shapes == {256, 512, 1024}
+    again = task.batch("train", [4, 5])["input_ids"]
+    assert torch.equal(task.batch("train", [5])["input_ids"], again[len(again) // 2 :])
+    assert task.batch("test", range(3))["input_ids"].shape == (3, 1024)
+    mixed = next(n for n in range(2, 40, 2) if len({_length(task, n - 1), _length(task, n)}) > 1)
+    with pytest.raises(ValueError, match="apart must be the size of a batch, or a multiple"):
+        task.batch("train", [mixed - 1, mixed])
+    with pytest.raises(ValueError, match="apart must be at least 1"):
+        MultiNeedle(length=1024, apart=0)
+
+
+def test_the_first_training_sequences_can_be_of_the_shortest_texts() -> None:
+    settings: dict[str, Any] = {"mixed": (256, 512, 1024), "apart": 2}
+    task = MultiNeedle(length=1024, short_first=12, **settings)
+    assert {_length(task, index) for index in range(12)} == {256}
+    assert {_length(task, index) for index in range(12, 40)} == {256, 512, 1024}
+    packed = MultiNeedle(length=1024, short_first=12, mixed=(256, 1024))
+    assert ((packed.batch("train", range(12))["labels"] != IGNORED).sum(1) == 4).all()
+    with pytest.raises(ValueError, match="short_first must be a multiple of apart = 2, got 3"):
+        MultiNeedle(length=1024, short_first=3, **settings)
+
+
+def test_a_table_of_sentences_is_what_pieces_make() -> None:
+    task = MultiNeedle(words=64)
+    fast, slow = MadeSentences(task.coder), MadeSentences(task.coder)
+    assert fast.even
+    assert not MadeSentences(ByteCoder()).even
+    slow.even = False
+    for count in (1, 7, 8, 9, 100, 1001):
+        ours, theirs = (each.cut(np.random.default_rng(count), count) for each in (fast, slow))
+        assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _length(task: MultiNeedle, index: int) -> int:
+    return task.batch("train", [index])["input_ids"].shape[1]
+
+
 def test_all_tasks_of_ruler_together_are_told_apart_by_bucket() -> None:
     task = Ruler(kind="all", length=1024, words=512)
     assert task.bucket_names == SYNTHETIC
@@ -330,6 +382,23 @@ def test_all_tasks_of_ruler_together_are_told_apart_by_bucket() -> None:
         assert int(asked.sum()) == int((own["labels"] != IGNORED).sum())
     seen = task.batch("train", range(60))["buckets"]
     assert set(seen[seen >= 0].tolist()) == set(range(11))
+
+
+@pytest.mark.parametrize("kind", SYNTHETIC)
+def test_keys_and_numbers_of_ruler_can_be_few(kind: str) -> None:
+    """Each is met more often in training; lists of common words have all words still."""
+    task = Ruler(kind=kind, length=1024, few_keys=32, few_numbers=16)  # type: ignore[arg-type]
+    batch = task.batch("train", range(12))
+    first = task.coder.values  # type: ignore[attr-defined]
+    answers = batch["labels"][batch["labels"] != IGNORED]
+    words = kind in ("vt", "cwe", "fwe")
+    assert (answers >= (first if words else 0)).all()
+    if kind != "cwe":
+        assert (answers < (first + 32 if words else 16)).all()
+    else:
+        assert (answers >= first + 32).any()
+    with pytest.raises(ValueError, match="few_keys must be at least 16, or None, got 2"):
+        Ruler(few_keys=2)
 
 
 def test_answers_are_right_only_as_a_whole() -> None:

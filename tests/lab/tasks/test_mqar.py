@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from vort.lab.tasks import IGNORED, MQAR
@@ -78,3 +79,21 @@ def test_mixed_sizes_are_scored_apart_and_end_where_they_say() -> None:
         MQAR(length=64, mixed=((64, 30),))
     with pytest.raises(ValueError, match="lengths be at most 64"):
         MQAR(length=64, mixed=((128, 4),))
+
+
+def test_sequences_apart_share_a_setting_and_end_with_it() -> None:
+    mixed = ((32, 2), (64, 8), (128, 16))
+    task = MQAR(length=128, vocabulary=64, mixed=mixed, apart=4, train_sequences=None)
+    seen = set()
+    for first in range(0, 40, 4):
+        batch = task.batch("train", range(first, first + 4))
+        length, pairs = mixed[int(batch["buckets"].max())]
+        assert batch["input_ids"].shape == (4, length)
+        assert ((batch["labels"] >= 0).sum(1) == pairs).all()
+        seen.add(length)
+    assert seen == {32, 64, 128}
+    assert task.batch("test", range(3))["input_ids"].shape == (3, 128)
+    alone = task.batch("train", [5])["input_ids"]
+    assert torch.equal(alone[0], task.batch("train", range(4, 8))["input_ids"][1])
+    with pytest.raises(ValueError, match="apart must be at least 1, or None, got 0"):
+        MQAR(length=128, apart=0)

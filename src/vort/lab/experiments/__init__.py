@@ -6,12 +6,13 @@ A new table is a file with an `Experiment` (and its task, if that is new) and a 
 from vort.lab.experiments.ablations import ABLATIONS
 from vort.lab.experiments.books import BOOKS
 from vort.lab.experiments.books_deep import BOOKS_DEEP, BOOKS_DEEPER
+from vort.lab.experiments.books_research import BOOKS_RESEARCH
 from vort.lab.experiments.complexity import COMPLEXITY
 from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
 from vort.lab.experiments.mqar import MQAR_TABLE
-from vort.lab.experiments.needles import MERGED, NEEDLES, RULER_TABLE
+from vort.lab.experiments.needles import DECODING, MERGED, NEEDLES, RULER_TABLE
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
 from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
@@ -29,9 +30,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         BOOKS,
         BOOKS_DEEP,
         BOOKS_DEEPER,
+        BOOKS_RESEARCH,
         ENTITIES,
         ABLATIONS,
         NEEDLES,
+        DECODING,
         MQAR_TABLE,
         MERGED,
         RULER_TABLE,

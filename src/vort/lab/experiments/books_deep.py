@@ -1,6 +1,6 @@
 """Tables books-deep: deep models on books, read far beyond the length they were trained at."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,16 @@ from vort.lab.experiments.search import first_searched, model_settings
 from vort.lab.report.tables import Sheet
 from vort.lab.verdicts import Claim, judge_lead
 
-__all__ = ["BOOKS_DEEP", "BOOKS_DEEPER", "deep_cell"]
+__all__ = [
+    "BOOKS_DEEP",
+    "BOOKS_DEEPER",
+    "Row",
+    "bits_sheet",
+    "deep_cell",
+    "differences_sheet",
+    "of_row",
+    "shown",
+]
 
 # The first is what all others are held against.
 ROWS = (
@@ -161,13 +170,13 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     """Bits by position at every length, what rows need more than VORT, and claims about both."""
     if not records:
         return Summary([], notes=[NO_BOOKS] if size == "paper" else [])
-    found = {row: _of_row(members) for row, members in by_row(records).items()}
-    planned = {row: _of_row(members) for row, members in by_row(as_planned(records)).items()}
+    found = {row: of_row(members) for row, members in by_row(records).items()}
+    planned = {row: of_row(members) for row, members in by_row(as_planned(records)).items()}
     lengths = sorted({length for kept in found.values() for length, _ in kept})
     trained = records[0]["task"]["length"]
-    sheets = [_bits_sheet(length, found, records, trained) for length in lengths]
+    sheets = [bits_sheet(length, found, records, trained) for length in lengths]
     sheets += [
-        sheet for length in lengths for sheet in [_differences_sheet(length, planned)] if sheet.rows
+        sheet for length in lengths for sheet in [differences_sheet(length, planned)] if sheet.rows
     ]
     claims = _claims(planned, lengths, trained)
     curves = _curves(found, lengths[-1:])
@@ -201,7 +210,7 @@ def _order_sheet(narrow: Sequence[Record], wide: Sequence[Record]) -> list[Sheet
     trained = narrow[0]["task"]["length"]
     bits: list[dict[str, float]] = []
     for records in (narrow, wide):
-        found = {row: _of_row(members) for row, members in by_row(as_planned(records)).items()}
+        found = {row: of_row(members) for row, members in by_row(as_planned(records)).items()}
         lengths = sorted({length for kept in found.values() for length, _ in kept})
         key = (_judged(lengths, trained), None)
         bits.append(
@@ -234,24 +243,30 @@ def _judged(lengths: Sequence[int], trained: int) -> int:
 
 
 # Readings of a row by length and horizon, each by seed.
-_Row = dict[tuple[int, int | None], dict[int, Reading]]
+Row = dict[tuple[int, int | None], dict[int, Reading]]
 
 
-def _of_row(members: Sequence[Record]) -> _Row:
-    found: _Row = {}
+def of_row(members: Sequence[Record]) -> Row:
+    """All readings of a row's results."""
+    found: Row = {}
     for record in members:
         for key, reading in readings(record).items():
             found.setdefault(key, {})[record["cell"]["seed"]] = reading
     return found
 
 
-def _label(row: str, horizon: int | None) -> str:
-    return label_of(row) + ("" if horizon is None else f", horizon {horizon:,}")
+def _label(row: str, horizon: int | None, label: Callable[[str], str] = label_of) -> str:
+    return label(row) + ("" if horizon is None else f", horizon {horizon:,}")
 
 
-def _bits_sheet(
-    length: int, found: Mapping[str, _Row], records: Sequence[Record], trained: int
+def bits_sheet(
+    length: int,
+    found: Mapping[str, Row],
+    records: Sequence[Record],
+    trained: int,
+    label: Callable[[str], str] = label_of,
 ) -> Sheet:
+    """Bits of every row by class of position in windows of a length; `label` names rows."""
     firsts = {row: members[0] for row, members in by_row(records).items()}
     names: tuple[str, ...] = ()
     lines = []
@@ -264,13 +279,18 @@ def _bits_sheet(
             scores = [seed_interval((seed, m[name]) for seed, m in means.items()) for name in names]
             first = firsts[row]
             sizes = [f"{first['parameters']:,}", f"{first['state_numbers']:,}"]
-            lines.append([_label(row, horizon), *sizes, *(show(score, 4) for score in scores)])
+            lines.append(
+                [_label(row, horizon, label), *sizes, *(show(score, 4) for score in scores)]
+            )
     what = "read as trained" if length == trained else f"trained at {trained:,}, read to {length:,}"
     title = f"Bits per character by position, {what}"
     return Sheet(title, ["model", "parameters", "state", *names], lines)
 
 
-def _differences_sheet(length: int, planned: Mapping[str, _Row]) -> Sheet:
+def differences_sheet(
+    length: int, planned: Mapping[str, Row], label: Callable[[str], str] = label_of
+) -> Sheet:
+    """What rows need more than VORT, window by window; empty where VORT is not among them."""
     ours = planned.get("vort", {}).get((length, None))
     if not ours:
         return Sheet("", (), ())
@@ -279,12 +299,12 @@ def _differences_sheet(length: int, planned: Mapping[str, _Row]) -> Sheet:
         for (each, horizon), rival in kept.items():
             found = differences(ours, rival) if each == length and rival is not ours else {}
             if found:
-                lines.append([_label(row, horizon), *(_shown(found[name]) for name in names)])
-    title = f"Bits more than {label_of('vort')}, the same windows of {length:,}"
+                lines.append([_label(row, horizon, label), *(shown(found[name]) for name in names)])
+    title = f"Bits more than {label('vort')}, the same windows of {length:,}"
     return Sheet(title, ["model", *names], lines)
 
 
-def _shown(difference: Difference) -> str:
+def shown(difference: Difference) -> str:
     """The mean, its interval over books, and that over seeds."""
     books, seeds = difference
     words = f"{books.mean:+.4f}"
@@ -292,7 +312,7 @@ def _shown(difference: Difference) -> str:
     return words + (f" / {seeds.half:.4f}" if seeds.count > 1 else "")
 
 
-def _claims(planned: Mapping[str, _Row], lengths: Sequence[int], trained: int) -> list[Claim]:
+def _claims(planned: Mapping[str, Row], lengths: Sequence[int], trained: int) -> list[Claim]:
     """A lead in every class over rivals of linear time, one far out over attention, and a level."""
     claims = []
     length = _judged(lengths, trained)
@@ -318,7 +338,7 @@ def _claims(planned: Mapping[str, _Row], lengths: Sequence[int], trained: int) -
                 "ours",
                 f"{label_of('vort')} needs fewer bits than {label_of('softmax')} by more than "
                 f".05 in the last class of positions up to {length:,}",
-                f"{_shown(last)} bits",
+                f"{shown(last)} bits",
                 judge_lead(last.shifted(0.05).gains()),
             )
         )
@@ -333,12 +353,12 @@ def class_of(end: int, by_seed: Mapping[int, Reading]) -> str:
 
 def _in_words(found: Mapping[str, Difference]) -> str:
     least = min((name for name in found if name != "all"), key=lambda name: found[name].books.mean)
-    words = f"{_shown(found['all'])} bits over all; least at {least}: {_shown(found[least])}"
+    words = f"{shown(found['all'])} bits over all; least at {least}: {shown(found[least])}"
     count = found["all"].seeds.count
     return f"{words}; {'one seed' if count == 1 else f'{count} seeds'}"
 
 
-def _level(planned: Mapping[str, _Row], lengths: Sequence[int]) -> list[Claim]:
+def _level(planned: Mapping[str, Row], lengths: Sequence[int]) -> list[Claim]:
     """That bits stay where they were, however far is read."""
     claims = []
     longest = lengths[-1]
@@ -355,14 +375,14 @@ def _level(planned: Mapping[str, _Row], lengths: Sequence[int]) -> list[Claim]:
                 "ours",
                 f"{label_of('vort')}, {how}, needs at most .01 bits more at positions up to "
                 f"{longest:,} than at those up to {early[1:]}",
-                f"{_shown(rise)} bits",
+                f"{shown(rise)} bits",
                 judge_lead(gains),
             )
         )
     return claims
 
 
-def _curves(found: Mapping[str, _Row], lengths: Sequence[int]) -> dict[str, dict[int, float]]:
+def _curves(found: Mapping[str, Row], lengths: Sequence[int]) -> dict[str, dict[int, float]]:
     """Of each row and horizon, the bits of every class by where it ends."""
     curves: dict[str, dict[int, float]] = {}
     for row, kept in found.items():

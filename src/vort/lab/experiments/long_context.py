@@ -19,16 +19,24 @@ from vort.lab.evaluation import exact_matches, judged_answers, read_long
 from vort.lab.experiments.measures import precision_of
 from vort.lab.tasks import SYNTHETIC, Batch, answers_right
 
-__all__ = ["answers_by_bucket", "merged_bits", "merged_needles", "needle_map", "ruler_table"]
+__all__ = [
+    "answers_by_bucket",
+    "decoding_times",
+    "merged_bits",
+    "merged_needles",
+    "needle_map",
+    "ruler_table",
+]
 
-# Tokens of a batch, and of a piece that is read at a time.
-_TOKENS = {"cuda": 1 << 22, "cpu": 1 << 15}
+# Tokens of a piece of all sequences of a batch; on a CPU, of whole texts.
+_TOKENS = {"cuda": 1 << 18, "cpu": 1 << 15}
 _PIECE = 4096
 # A memory that grows is read at once, a policy of tokens kept all sequences together.
-_AT_ONCE = {"cuda": 1 << 19, "cpu": 1 << 15}
+_AT_ONCE = {"cuda": 1 << 18, "cpu": 1 << 15}
 # Tokens that are decoded to be timed, and before that.
 _TIMED = 64
 _BEFORE = 4096
+_SHORT = 1024
 
 
 class _Kept:
@@ -55,15 +63,16 @@ def _kept(folder: Path | None, name: str) -> _Kept:
     return _Kept(None if folder is None else folder / f"{name}.json")
 
 
-def _room(model: Any) -> tuple[int, int]:
-    """Tokens of a batch and of a piece that a model can read on its device."""
+def _room(model: Any, length: int) -> tuple[int, int]:
+    """Tokens of a batch of texts, and of a piece, that a model can read on its device."""
     device = next(model.parameters()).device.type
     if model.base_model.new_cache().grows:
         return _AT_ONCE[device], _PIECE
     if getattr(model.base_model.memory, "heavy_hitters", None) is not None:
         # Token by token: a GPU takes as long for a step of many sequences as for one of few.
-        return 64 * _TOKENS[device], _PIECE // 4
-    return _TOKENS[device], _PIECE
+        return 1024 * _TOKENS[device], _PIECE // 4
+    pieces = max(1, length // _PIECE) if device == "cuda" else 1
+    return pieces * _TOKENS[device], _PIECE
 
 
 def _state(model: Any, length: int) -> int:
@@ -79,6 +88,7 @@ def needle_map(
     lengths: Sequence[int],
     depths: Sequence[float],
     sequences: int,
+    needles: int | None = None,
     state_numbers: int | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
@@ -91,24 +101,26 @@ def needle_map(
         lengths: of texts, short ones first.
         depths: from 0 to 1.
         sequences: for each length and number of needles.
+        needles: in texts with several; None: as many as there were at most in training.
         state_numbers: that a layer of full attention may keep for a sequence by H2O's policy;
             None: all.
         folder: where finished lengths are kept.
 
     Returns:
-        "one" and "all" (of as many as were trained on) by length: `right` and `asked`, sequences by
-        depth of a needle (one of them, where there are several), `whole` of all `sequences`, and
-        right `answers`; "state_numbers" by length; "decoding": milliseconds a token, on a GPU.
+        "one" and "all" (of several) by length: `right` and `asked`, sequences by depth of a needle
+        (one of them, where there are several), `whole` of all `sequences`, and right `answers`;
+        "state_numbers" by length.
     """
     if state_numbers is not None:
         _keep_heavy_hitters(model, state_numbers)
     model.eval()
     kept = _kept(folder, "needles" if state_numbers is None else "h2o_needles")
+    several = task.needles if needles is None else needles
     asked: dict[str, dict[str, Any]] = {
         "one": {"needles": 1, "asked": "one"},
-        "all": {"needles": task.needles, "asked": "all"},
+        "all": {"needles": several, "asked": "all"},
     }
-    found: dict[str, Any] = {"depths": list(depths), "needles": task.needles}
+    found: dict[str, Any] = {"depths": list(depths), "needles": several}
     for kind, settings in asked.items():
         found[kind] = {}
         for length in lengths:
@@ -126,8 +138,6 @@ def needle_map(
                     f"{kind} {length}", partial(_by_depth, model, longer)
                 )
     found["state_numbers"] = {str(length): _state(model, length) for length in lengths}
-    if next(model.parameters()).is_cuda and state_numbers is None:
-        found["decoding"] = kept.get("decoding", partial(_decoding, model, lengths[-1]))
     return found
 
 
@@ -140,7 +150,7 @@ def _keep_heavy_hitters(model: Any, state_numbers: int) -> None:
 
 def _by_depth(model: Any, task: Any) -> dict[str, Any]:
     """Sequences that are right whole, by the depths of what they ask for."""
-    tokens, piece = _room(model)
+    tokens, piece = _room(model, task.length)
     count, places = task.test_sequences, len(task.depths)
     right, asked = [0] * places, [0] * places
     whole = answers = 0
@@ -162,17 +172,39 @@ def _by_depth(model: Any, task: Any) -> dict[str, Any]:
     }
 
 
-def _decoding(model: Any, longest: int, timed: int = _TIMED) -> dict[str, float]:
-    """Milliseconds of a token, one sequence alone, after a text of `longest` tokens.
+@torch.no_grad()
+def decoding_times(
+    model: Any, lengths: Sequence[int], *, timed: int = _TIMED, state_numbers: int | None = None
+) -> dict[str, Any]:
+    """Milliseconds of a token, one sequence alone, and what is kept for it, by length before it.
 
-    What does not grow takes as long after any text. A cache that grows is filled by laying a short
-    one end to end: what it says is of no interest, and reading so far would take the room of all
-    pairs.
+    What does not grow takes as long after any text, and is timed once, as `generate` does it. A
+    cache that grows is filled by laying a short one end to end: what it says is of no interest, and
+    reading so far would take the room of all pairs. H2O's is timed like it, once it is full.
+
+    Args:
+        model: where it is to be timed; its weights make no difference.
+        lengths: of what was read before.
+        timed: tokens.
+        state_numbers: see `needle_map`.
     """
-    if model.base_model.new_cache().grows:
-        return {"ms_per_token": _with_full_cache(model, longest, timed), "after": longest}
+    if state_numbers is not None:
+        _keep_heavy_hitters(model, state_numbers)
+    model.eval()
+    if state_numbers is not None:
+        times = dict.fromkeys(lengths, _with_full_cache(model, _SHORT, timed))
+    elif model.base_model.new_cache().grows:
+        times = {length: _with_full_cache(model, length, timed) for length in lengths}
+    else:
+        times = dict.fromkeys(lengths, _by_generation(model, min(*lengths, _BEFORE), timed))
+    return {
+        "ms_per_token": {str(length): time for length, time in times.items()},
+        "state_numbers": {str(length): _state(model, length) for length in lengths},
+    }
+
+
+def _by_generation(model: Any, length: int, timed: int) -> float:
     device = next(model.parameters()).device
-    length = min(longest, _BEFORE)
     prompt = torch.zeros(1, length, dtype=torch.long, device=device)
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
@@ -183,17 +215,19 @@ def _decoding(model: Any, longest: int, timed: int = _TIMED) -> dict[str, float]
 
     seconds(timed)  # kernels are compiled, steps recorded
     one = seconds(1)
-    return {"ms_per_token": 1e3 * (seconds(1 + timed) - one) / timed, "after": length}
+    return 1e3 * (seconds(1 + timed) - one) / timed
 
 
 def _with_full_cache(model: Any, longest: int, timed: int) -> float:
     device, base = next(model.parameters()).device, model.base_model
-    short, cache = min(longest, 1024), base.new_cache()
+    short, cache = min(longest, _SHORT), base.new_cache()
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     given = {"past_key_values": cache, "use_cache": True}
     base(input_ids=token.expand(1, short), **given)
     for index in range(cache.num_layers):
         state = dict(cache.load_state(index))
+        if "memory.k" not in state or "memory.score" in state:  # it does not grow
+            continue
         for name in ("memory.k", "memory.v"):
             state[name] = state[name].repeat(1, longest // short, 1, 1)
         state["memory.seen"] = torch.full_like(state["memory.seen"], longest // short * short)
@@ -222,11 +256,12 @@ def merged_needles(
     length: int,
     documents: Sequence[int],
     sequences: int,
+    needles: int | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
     """Needles in a text that is cut into documents: read in a row, and apart and merged.
 
-    Every text has `task.needles` facts that are asked for at its end. Up to the question it is cut
+    Every text has `needles` facts that are asked for at its end. Up to the question it is cut
     into documents of about equal length, at ends of sentences. Read apart, none of them knows of
     the others; their memories are put together as if they had been read in a row, and the question
     is read with what comes of it.
@@ -238,6 +273,7 @@ def merged_needles(
         length: of a text with its question.
         documents: into how many a text is cut.
         sequences: texts.
+        needles: in a text; None: as many as there were at most in training.
         folder: where what is finished is kept.
 
     Returns:
@@ -252,12 +288,13 @@ def merged_needles(
         mixed=(),
         needles_from=None,
         asked="all",
+        needles=task.needles if needles is None else needles,
         test_sequences=sequences,
     )
 
     def judged(cut: int | None) -> dict[str, int]:
         counts = {"answers": 0, "asked": 0, "whole": 0, "sequences": 0}
-        together = max(1, _room(model)[0] // length)
+        together = max(1, _room(model, length)[0] // length)
         for begin in range(0, sequences, together):
             batch = longer.batch("test", range(begin, min(begin + together, sequences)))
             found = answers_right(batch, _read_cut(model, longer, batch, cut))
@@ -363,7 +400,7 @@ def merged_bits(
 
     def bits(cut: int | None) -> float:
         total = asked = 0.0
-        together = max(1, _room(model)[0] // task.length)
+        together = max(1, _room(model, task.length)[0] // task.length)
         for begin in range(0, count, together):
             batch = task.batch("test", range(begin, min(begin + together, count)))
             ids, labels = batch["input_ids"], batch["labels"][:, read:].to(device)
@@ -428,7 +465,7 @@ def ruler_table(
 
     def table(length: int) -> Mapping[str, list[int]]:
         longer = replace(task, length=length, mixed=(), test_sequences=sequences)
-        tokens, piece = _room(model)
+        tokens, piece = _room(model, length)
         counts: dict[str, list[int]] = {name: [0, 0] for name in SYNTHETIC}
         for found in judged_answers(model, longer, sequences, tokens=tokens, piece=piece):
             for _, bucket, right in found.tolist():

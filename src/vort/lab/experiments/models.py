@@ -257,8 +257,14 @@ _PARTS_OFF: dict[str, Model] = {
     ),
 }
 
-# What practitioners build: full attention in one layer of four.
+# What practitioners build: full attention in one layer of four, or of two where there are two.
 _HYBRIDS: dict[str, Model] = {
+    "hybrid_half": Model(
+        "VORT, full attention in the second layer",
+        {"layer_memories": ["vort", "softmax"]},
+        has="every pair of positions in every other layer, at quadratic cost",
+        kin="vort",
+    ),
     "hybrid_vort": Model(
         "VORT, full attention in one layer of four",
         {"layer_memories": ["vort", "vort", "vort", "softmax"]},

@@ -1,6 +1,6 @@
 """Reading on, far beyond the trained length: bits by class of position, kept window by window.
 
-A record keeps every test window's bits, so that two models are compared on the same windows. Their
+A record keeps every window's bits, so that two models are compared on the same windows. Their
 difference is taken window by window and seed by seed, averaged over the windows of a book and over
 seeds; the interval is Student's t over books, and another one over seeds stands beside it. Books
 say how far other texts would move a difference, seeds how far other weights would.
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vort.lab.experiments.experiment import Record
 from vort.lab.experiments.measures import precision_of
 from vort.lab.tasks.books import Books
+from vort.lab.tasks.task import Split
 from vort.lab.training.metrics import Interval, interval
 from vort.memories import VortMemory
 
@@ -56,8 +57,9 @@ def read_on(
     bounds: Sequence[int] = BOUNDS,
     most: Mapping[str, int] | None = None,
     documents: int | None = None,
+    split: Split = "test",
 ) -> dict[str, Any]:
-    """Bits of test windows of several lengths, by class of position; weights are left as they are.
+    """Bits of windows of several lengths, by class of position; weights are left as they are.
 
     A model with a horizon reads windows that are longer a second time, its kernels calibrated for
     their length.
@@ -69,7 +71,8 @@ def read_on(
         lengths: of windows; each lies in one document.
         bounds: ends of the classes of position.
         most: windows of each document, by length; all that fit by default.
-        documents: how many of the test split, from its start; None: all.
+        documents: how many of the split, from its start; None: all.
+        split: whose documents are read.
 
     Returns:
         "bounds", and "readings": of each "length", "horizon" (None: as trained) and "windows", a
@@ -79,14 +82,14 @@ def read_on(
     recalibrates = any(isinstance(memory, VortMemory) for memory in model.model.memories)
     found = []
     for length in lengths:
-        places = task.within_documents("test", length, (most or {}).get(str(length)))
+        places = task.within_documents(split, length, (most or {}).get(str(length)))
         places = [place for place in places if documents is None or place[0] < documents]
         horizons = [None, length] if recalibrates and length > trained else [None]
         for horizon in horizons:
             if horizon is not None:
                 model.model.set_horizon(horizon)
             try:
-                bits = _bits(model, task, places, length, config, bounds)
+                bits = _bits(model, task, split, places, length, config, bounds)
             finally:
                 if horizon is not None:
                     model.model.set_horizon(trained)
@@ -101,6 +104,7 @@ def read_on(
 def _bits(
     model: Any,
     task: Books,
+    split: Split,
     places: Sequence[tuple[int, int]],
     length: int,
     config: Any,
@@ -113,7 +117,7 @@ def _bits(
     rows = max(1, _TOGETHER // length)
     found: list[list[float]] = []
     for first in range(0, len(places), rows):
-        batch = task.batch_at("test", places[first : first + rows], length)
+        batch = task.batch_at(split, places[first : first + rows], length)
         ids, labels = batch["input_ids"].to(device), batch["labels"].to(device)
         with precision_of(config):
             logits = model(ids, use_cache=False).logits[..., : task.num_classes]

@@ -175,9 +175,15 @@ class _Axis:
 
 
 def _axis(experiment: Experiment, cell: Cell) -> _Axis | None:
-    """The decay that a row has to choose, or where it is learned its start; None: no such."""
+    """The decay that a row has to choose, or where it is learned its start; None: no such.
+
+    Where an experiment names no decays, it reads beyond the length that it trains at: what is best
+    for the latter says nothing of the former, and rates start over the horizon of its rows.
+    """
     memory, shares = cell.config.get("memory"), experiment.decays.get(cell.size)
-    if memory == "exponential" and shares is not None:
+    if shares is None:
+        return None
+    if memory == "exponential":
         length = make_task(**cell.task).length
         values = tuple(sorted(1 / (share * length) for share in shares))
         return _Axis("exponential_rate", values, values[len(values) // 2])

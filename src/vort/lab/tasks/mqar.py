@@ -1,11 +1,20 @@
 """Multi-query associative recall: key-value pairs first, then their keys, one after another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from vort.lab.tasks.task import GeneratedTask, Integers, Row, Split, stream, uniform_below
+from vort.lab.tasks.task import (
+    Batch,
+    GeneratedTask,
+    Integers,
+    Row,
+    Split,
+    stream,
+    uniform_below,
+)
 
 __all__ = ["MQAR"]
 
@@ -28,6 +37,8 @@ class MQAR(GeneratedTask):
         mixed: lengths and numbers of pairs, such as ((64, 4), (256, 64)), one of which a sequence
             has: in training any, in other splits each in turn, and results are by them. What
             follows a shorter one means nothing. (): `length` and `pairs` alone.
+        apart: so many training sequences in a row, a batch, have the same of these, and end with
+            it. None: each its own, all of the same length.
 
     >>> task = MQAR(length=64, pairs=8)
     >>> int((task.batch("train", [0])["labels"] >= 0).sum())
@@ -42,6 +53,7 @@ class MQAR(GeneratedTask):
     power: float = 0.01
     vocabulary: int = 8192
     mixed: tuple[tuple[int, int], ...] = ()
+    apart: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +61,8 @@ class MQAR(GeneratedTask):
             raise ValueError(f'gaps must be "uniform" or "power_law", got {self.gaps!r}')
         if not 0 < self.power <= 1:
             raise ValueError(f"power must lie in (0, 1], got {self.power}")
+        if self.apart is not None and self.apart < 1:
+            raise ValueError(f"apart must be at least 1, or None, got {self.apart}")
         object.__setattr__(self, "mixed", tuple((int(a), int(b)) for a, b in self.mixed))
         for length, pairs in self.mixed or ((self.length, self.pairs),):
             most = min(length // 3, self.vocabulary // 2)
@@ -79,11 +93,32 @@ class MQAR(GeneratedTask):
         rng = stream(self.seed, self.name, split, index)
         if not self.mixed:
             return self.draw(rng)
-        which = int(rng.integers(len(self.mixed)))
-        if split != "train":
-            which = index % len(self.mixed)
+        which = self._which(rng, split, index)
         found = self._drawn(rng, *self.mixed[which])
         return found._replace(buckets=np.full(len(found.queries), which))
+
+    def _which(self, rng: np.random.Generator, split: Split, index: int) -> int:
+        """The one of `mixed` that a sequence has."""
+        if split != "train":
+            return index % len(self.mixed)
+        if self.apart is not None:
+            rng = stream(self.seed, f"{self.name} lengths", "train", index // self.apart)
+        return int(rng.integers(len(self.mixed)))
+
+    def batch(self, split: Split, indices: Sequence[int]) -> Batch:
+        """The sequences with these indices; see `Task.batch`. Those `apart` end together."""
+        found = super().batch(split, indices)
+        if split != "train" or self.apart is None or not self.mixed:
+            return found
+        unused = np.random.default_rng(0)
+        lengths = {self.mixed[self._which(unused, split, index)][0] for index in indices}
+        end = max(lengths)
+        return {
+            "input_ids": found["input_ids"][:, :end],
+            "labels": found["labels"][:, :end],
+            "buckets": found["buckets"][:, :end],
+            "sources": found["sources"][:, :end],
+        }
 
     def draw(self, rng: np.random.Generator) -> Row:
         """One sequence."""

@@ -138,6 +138,7 @@ class WordCoder(Coder):
     """
 
     NUMBERS = 1000  # of three digits
+    KEPT = 1 << 10  # pieces whose tokens are remembered
 
     def __init__(self, words: int, texts: Iterable[str], values: int = NUMBERS) -> None:
         if not 1 <= values <= self.NUMBERS:
@@ -149,6 +150,7 @@ class WordCoder(Coder):
         self.names = np.array(names, dtype=object)
         self.numbers = {name: number for number, name in enumerate(names)}
         self.size = len(names)
+        self._encoded: dict[str, Integers] = {}
 
     @staticmethod
     def _split(text: str) -> list[str]:
@@ -156,10 +158,17 @@ class WordCoder(Coder):
 
     def encode(self, text: str) -> Integers:
         """Its words; a word that is not in the vocabulary is an error."""
+        # Every sample says the same few things.
+        if text in self._encoded:
+            return self._encoded[text]
         try:
-            return np.array([self.numbers[token] for token in self._split(text)], np.int64)
+            found = np.array([self.numbers[token] for token in self._split(text)], np.int64)
         except KeyError as unknown:
             raise ValueError(f"the vocabulary of words has no {unknown}: use bytes") from unknown
+        found.flags.writeable = False
+        if len(self._encoded) < self.KEPT:
+            self._encoded[text] = found
+        return found
 
     def decode(self, tokens: Integers) -> str:
         """Their text."""

@@ -517,6 +517,9 @@ class Ruler(HaystackTask):
         kind: which of the eleven; or "all": in training any of them, in other splits each in turn,
             and results are by task.
         words: the default is enough for a list of common words of 131,072 tokens.
+        few_keys: in the vocabulary of words, only so many of them are keys, names or codes: each is
+            met more often, and what is done with it learned sooner. None: all.
+        few_numbers: numbers are made of only so many; None: of all thousand.
 
     >>> task = Ruler(kind="vt", length=512)
     >>> batch = task.batch("test", [0])
@@ -527,9 +530,15 @@ class Ruler(HaystackTask):
     name: ClassVar[str] = "ruler"
     kind: Kind = "niah_single_1"
     words: int = 12_288
+    few_keys: int | None = None
+    few_numbers: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("few_keys", "few_numbers"):
+            value = getattr(self, name)
+            if value is not None and value < 16:
+                raise ValueError(f"{name} must be at least 16, or None, got {value}")
         check_choice("kind", self.kind, (*SYNTHETIC, "all"))
 
     @property
@@ -551,7 +560,12 @@ class Ruler(HaystackTask):
         """What makes the samples of a split."""
         key = "" if self.source is None else split
         if key not in self._prompts:
-            kit = Kit(self.coder, self.value_tokens)
+            kit = Kit(
+                self.coder,
+                self.value_tokens,
+                few_keys=self.few_keys,
+                few_numbers=self.few_numbers,
+            )
             self._prompts[key] = RulerPrompts(kit, self.shelf(split, self.length))
         return self._prompts[key]
 
