@@ -20,6 +20,7 @@ ROOMS = (
     ("lab.tasks", "lab.verdicts"),
     ("distributed",),
     ("models", "plasticity"),
+    ("sessions",),
     ("layers",),
     ("memories",),
     ("ops",),

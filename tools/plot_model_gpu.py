@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vort.lab.report.figures.style import BLUE, GREY, ORANGE, SKY, figure
+from vort.lab.report.figures.style import BLUE, GREY, ORANGE, figure
 
 ROOT = Path(__file__).parents[1]
 MODELS = {
     "vort": ("VORT, S = 8", BLUE),
-    "vort+recorded": ("VORT, recorded", SKY),
     "retnet": ("RetNet", ORANGE),
     "llama": ("Llama, SDPA", GREY),
 }
@@ -22,15 +21,17 @@ TRAINING = {
     "train 1x32768": "1 x 32,768",
     "train 1x131072": "1 x 131,072",
 }
-# Rows of VORT and of Llama.
+# A star: of an earlier run.
 DECODING = [
     ("VORT, after 1,000 tokens", "vort", "decode 1x1000", BLUE),
     ("VORT, after 65,536", "vort", "decode 1x65536", BLUE),
     ("VORT, after 1,000,000", "vort", "decode 1x1000000", BLUE),
     ("Llama, static cache, after 1,000", "llama", "decode static 1x1000", GREY),
     ("Llama, dynamic, after 1,000", "llama", "decode 1x1000", GREY),
+    ("RetNet, after 1,000", "retnet", "decode 1x1000", ORANGE),
     ("VORT, batch 16, after 1,000", "vort", "decode 16x1000", BLUE),
     ("Llama, dynamic, batch 16, after 1,000", "llama", "decode 16x1000", GREY),
+    ("RetNet, batch 16, after 1,000", "retnet", "decode 16x1000", ORANGE),
 ]
 
 
@@ -49,7 +50,8 @@ def _training(axis: Any, record: dict[str, Any]) -> None:
         found = {
             place: record[name][row]["tokens_per_second"] / 1e3
             for place, row in enumerate(TRAINING)
-            if row in record.get(name, {})
+            # Rows of one run alone, and those that fitted into memory.
+            if "tokens_per_second" in record[name].get(row, {}) and "run" not in record[name][row]
         }
         places = [place + (number - (len(MODELS) - 1) / 2) * width for place in found]
         bars = axis.bar(places, found.values(), width, color=color, label=label)
@@ -62,14 +64,18 @@ def _training(axis: Any, record: dict[str, Any]) -> None:
 
 
 def _decoding(axis: Any, record: dict[str, Any]) -> None:
-    rows = [row for row in DECODING if row[2] in record.get(row[1], {})]
+    rows = [
+        (f"{label} *" if "run" in record[model][key] else label, model, key, color)
+        for label, model, key, color in DECODING
+        if key in record.get(model, {})
+    ]
     times = [record[model][key]["ms"] for _, model, key, _ in rows]
     bars = axis.barh(range(len(rows)), times, color=[color for *_, color in rows])
     axis.bar_label(bars, fmt="%.2g ms", fontsize=8, padding=2)
     axis.set_yticks(range(len(rows)), [label for label, *_ in rows])
     axis.invert_yaxis()
-    axis.set(xlabel="milliseconds a token")
-    axis.set_xlim(0, 1.2 * max(times))
+    axis.set(xlabel="milliseconds a token (*: of an earlier run)", xscale="log")
+    axis.set_xlim(1, 2 * max(times))
     axis.set_title("decoding through generate, greedy")
 
 

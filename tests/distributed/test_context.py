@@ -64,6 +64,21 @@ def test_each_way_over_ranks_learns_as_one_process_does(
         check_equal(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_settings": [{"sliding_window": 9, "num_scales": 4}, {"sliding_window": 0}]},
+        {"learn_basis": True, "order_input": "values"},
+    ],
+    ids=str,
+)
+def test_options_of_layers_and_routers_are_learnt_over_ranks(changes: dict[str, Any]) -> None:
+    expected = jobs.alone("vort", "rows", **changes)
+    for found in run(2, jobs.together, "context", "vort", "rows", jobs.STEPS, changes):
+        check_equal(found, expected)
+
+
 def test_traffic_is_states_and_halos_and_does_not_know_the_length() -> None:
     config, batch, ranks = jobs.config_of("vort"), 2, 4
     halo = batch * (config.sliding_window - 1 + config.conv_size - 1) * config.hidden_size * 4

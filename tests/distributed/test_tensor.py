@@ -23,6 +23,7 @@ GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_entity": Tru
     [
         ("vort", "rows", {"output_gate": True}),
         pytest.param("vort", "packed", GROUPED | {"attention_bias": True}, marks=SLOW),
+        pytest.param("vort", "rows", {"learn_basis": True}, marks=SLOW),
         pytest.param("mixture", "padded", {}, marks=SLOW),
         pytest.param("exponential", "packed", {}, marks=SLOW),
         pytest.param("uniform_power_law", "rows", {}, marks=SLOW),

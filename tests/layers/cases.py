@@ -21,6 +21,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "output_norm": False,
         "write_gate": False,
         "read_weights": False,
+        "output_gate": False,
         "feature_map": "identity",
         "normalizer": "none",
     },
@@ -31,6 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "use_entity": True,
         "include_self": False,
     },
+    "learned": {"learn_basis": True, "order_input": "values", "order_start": [0.3, 0.7]},
     "no_window": {"sliding_window": 0, "feature_map": "elu"},
     "bounded_softmax": {"memory": "softmax", "softmax_cache_size": 7},
 }

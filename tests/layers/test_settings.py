@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.layers.cases import HIDDEN, SIZES
-from vort.lab.experiments.models import MODELS
+from vort.lab.experiments.models import MODELS, model_config
+from vort.lab.tasks import make_task
 from vort.layers import LayerStates, VortAttention
 from vort.memories import MEMORIES, PAPER, LayerSettings
 from vort.models import VortConfig, VortModel
@@ -42,7 +43,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "conv_size": (3, {}),
     "qk_norm": (False, {}),
     "output_norm": (False, {}),
-    "output_gate": (True, {}),
+    "output_gate": (False, {}),
     "learn_rates": (False, {"memory": "exponential"}),
     "learn_basis": (True, {}),
     "exponential_rate": (0.3, {"memory": "exponential"}),
@@ -115,12 +116,15 @@ def test_as_printed_means_the_same_everywhere() -> None:
     assert str(layer) == str(VortAttention(config))
     row = MODELS["vort_paper"].settings
     assert {name: PAPER[name] for name in row} == row
-    # What the row leaves out are sizes and inputs of the router, which a table sets for all rows.
+    # What the row leaves out are sizes, inputs of the router and the output gate, which a table
+    # sets for all rows.
     left = {name: value for name, value in PAPER.items() if name not in row}
     assert {name for name, value in left.items() if value != getattr(LayerSettings(), name)} == {
         "horizon",
         "num_features",
         "num_scales",
+        "output_gate",
         "use_entity",
     }
+    assert not model_config(make_task("zipf_retrieval"), row).output_gate
     assert layer.q_proj.in_features == HIDDEN

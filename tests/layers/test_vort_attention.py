@@ -81,6 +81,7 @@ def test_the_layer_is_the_papers_equation() -> None:
         conv_size=0,
         qk_norm=False,
         output_norm=False,
+        output_gate=False,
         write_gate=False,
         read_weights=False,
         feature_map="elu",

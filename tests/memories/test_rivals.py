@@ -219,7 +219,8 @@ def test_a_layer_hands_the_memory_what_it_needs_and_changes_nothing(
     name: str, include_self: bool
 ) -> None:
     torch.manual_seed(0)
-    bare = {"sliding_window": 0, "conv_size": 0, "qk_norm": False, "output_norm": False}
+    bare = dict.fromkeys(("qk_norm", "output_norm", "output_gate"), False)
+    bare |= {"sliding_window": 0, "conv_size": 0}
     layer = VortAttention(
         hidden_size=16, num_attention_heads=2, horizon=1000, memory=name, feature_map="elu",
         num_scales=6, use_entropy=False, include_self=include_self, **bare,

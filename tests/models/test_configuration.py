@@ -1,12 +1,14 @@
 import copy
 import json
+from dataclasses import fields
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models.cases import config_of, model_of
-from vort.memories import LayerSettings
-from vort.models import VortConfig
+from tests.models.cases import config_of, model_of, tokens
+from vort.memories import PAPER, LayerSettings
+from vort.models import VortConfig, VortForCausalLM
 
 
 def test_unknown_settings_are_an_error_that_helps() -> None:
@@ -47,6 +49,31 @@ def test_a_configuration_survives_the_disk(tmp_path) -> None:
     assert ours == theirs
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_saved_model_says_whether_it_has_an_output_gate(gate: bool, tmp_path) -> None:
+    model_of(output_gate=gate).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["output_gate"] == gate
+    loaded = VortForCausalLM.from_pretrained(tmp_path)
+    assert (loaded.model.layers[0].self_attn.g_proj is not None) == gate
+
+
+def test_a_folder_from_before_the_gate_was_the_default_loads_as_it_was(tmp_path) -> None:
+    assert VortConfig().output_gate
+    model, given = model_of(output_gate=False), tokens(1, 12)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    settings = json.loads(path.read_text())
+    # Settings of today that an old file cannot have.
+    for name in ("output_gate", "layer_settings", "learn_basis", "order_input"):
+        del settings[name]
+    path.write_text(json.dumps(settings))
+    for loaded in (VortForCausalLM, AutoModelForCausalLM):
+        found = loaded.from_pretrained(tmp_path).eval()
+        assert not found.config.output_gate
+        torch.testing.assert_close(found(given).logits, model(given).logits)
+    assert VortConfig.from_pretrained(tmp_path, output_gate=True).output_gate
+
+
 def test_a_slip_in_a_saved_configuration_is_an_error(tmp_path) -> None:
     config_of().save_pretrained(tmp_path)
     path = tmp_path / "config.json"
@@ -64,6 +91,14 @@ def test_the_paper_configuration_is_the_paper() -> None:
     assert config.use_entity
     additions = (config.read_weights, config.write_gate, config.output_gate, config.output_norm)
     assert not any((*additions, config.qk_norm, config.conv_size))
+    # What the paper has not, whatever the defaults are: all that it leaves open is as elsewhere.
+    plain = {"learn_basis": False, "order_input": "hidden", "normalizer": "decayed"}
+    plain |= {"include_self": True, "layer_memories": None, "layer_settings": None}
+    assert {name: getattr(config, name) for name in plain} == plain
+    assert (config.num_hidden_layers, config.horizon, config.memory) == (1, 10_000, "vort")
+    open_to_us = {x.name: getattr(config, x.name) for x in fields(LayerSettings)}
+    changed = {name for name, value in open_to_us.items() if value != getattr(VortConfig(), name)}
+    assert changed <= set(PAPER)
     assert VortConfig.paper(num_banks=8).num_banks == 8
     layer = model_of("paper").model.layers[0].self_attn
     assert layer.memory.num_scales == (3 - 1) * 5 + 1

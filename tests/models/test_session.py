@@ -27,8 +27,8 @@ from tests.memories.cases import NAMES
 from vort.lab.commands.command import Command
 from vort.lab.commands.generate import generate
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
-from vort.models.session import sample_token
 from vort.models.session_file import read_state, write_state
+from vort.sessions import sample_token
 
 PROMPT = "It was a bright cold day. " * 4
 
@@ -421,7 +421,7 @@ def test_generation_costs_the_same_after_many_tokens(model: VortForCausalLM) -> 
 
 @given(st.text(max_size=20), st.binary(max_size=12))
 def test_streamed_text_is_the_text_of_the_tokens(text: str, noise: bytes) -> None:
-    from vort.models.session import _as_text
+    from vort.sessions.session import _as_text
 
     tokenizer = ByteTokenizer()
     ids = list(text.encode() + noise + text.encode())

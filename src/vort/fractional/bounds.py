@@ -5,9 +5,9 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from vort.fractional._checks import as_order, check_at_least, check_open_unit, check_positive
 from vort.fractional.density import mass_above, mass_below
@@ -43,12 +43,12 @@ def quantisation_bound(
     if kernel == "gl":
         # ∂w/∂a = w (ψ(t + a) - ψ(a)); w and ψ grow with a.
         largest = gl_kernel(high, torch.from_numpy(np.atleast_1d(lags))).numpy().reshape(lags.shape)
-        slope = special.digamma(lags + high) - special.digamma(floor)
+        slope = scipy.special.digamma(lags + high) - scipy.special.digamma(floor)
         return np.asarray((high - low) * largest * slope)
     if np.any(lags < 1):
         raise ValueError(f"lag must be at least 1, got {lags.min():g}")
-    largest = lags ** (high - 1) / special.gamma(high)
-    return np.asarray((high - low) * largest * (np.log(lags) - special.digamma(floor)))
+    largest = lags ** (high - 1) / scipy.special.gamma(high)
+    return np.asarray((high - low) * largest * (np.log(lags) - scipy.special.digamma(floor)))
 
 
 def bank_orders(banks: int, order_min: float) -> Array:
@@ -80,7 +80,7 @@ def mixture_energy(order: float, steps: float) -> float:
         raise ValueError(f"steps must be at least 1, got {steps!r}")
     exponent = 2 * order - 1
     # expm1 keeps the limit log T at order 1/2.
-    return math.log(steps) * float(special.exprel(exponent * math.log(steps)))
+    return math.log(steps) * float(scipy.special.exprel(exponent * math.log(steps)))
 
 
 def separation_bound(
@@ -114,7 +114,7 @@ def separation_error(
     """The integral that `separation_bound` bounds, in closed form."""
     order = float(as_order(order))
     pi, lam = _check_mixture(mixture_weights, mixture_rates)
-    upper = special.gammaincc(order, lam) - special.gammaincc(order, lam * steps)
+    upper = scipy.special.gammaincc(order, lam) - scipy.special.gammaincc(order, lam * steps)
     cross = math.gamma(order) * float((pi * lam**-order * upper).sum())
     sums = np.add.outer(lam, lam)
     squares = np.outer(pi, pi) * (np.exp(-sums) - np.exp(-sums * steps)) / sums

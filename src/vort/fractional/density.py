@@ -4,8 +4,8 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import scipy  # whose parts load when they are first asked for
 from numpy.typing import ArrayLike, NDArray
-from scipy import integrate, special
 
 from vort.fractional._checks import check_open_unit
 from vort.fractional.gl import gl_weights
@@ -26,7 +26,7 @@ def regular_density(order: float, rate: ArrayLike, *, paper: bool = False) -> Ar
     """ρ(λ) λ^a: the density without its singularity, finite at rate 0."""
     check_open_unit(order, "order")
     lam = np.asarray(rate, dtype=np.float64)
-    log_decay = -order * (lam + np.log(special.exprel(-lam))) - (lam if paper else 0.0)
+    log_decay = -order * (lam + np.log(scipy.special.exprel(-lam))) - (lam if paper else 0.0)
     return np.asarray(math.sin(math.pi * order) / math.pi * np.exp(log_decay))
 
 
@@ -59,7 +59,7 @@ def weight_from_density(order: float, lag: int, *, paper: bool = False) -> float
     scale = 1 / (order + lag)
     ends = [0.0, *(float((c * scale) ** (1 - order)) for c in (1e-3, 0.1, 1.0, 5.0, 20.0, 80.0))]
     pieces = [
-        integrate.quad(integrand, low, high, epsabs=0, epsrel=1e-12, limit=200)[0]
+        scipy.integrate.quad(integrand, low, high, epsabs=0, epsrel=1e-12, limit=200)[0]
         for low, high in pairwise(ends)
     ]
     return math.fsum(pieces)
@@ -75,7 +75,10 @@ def _share_below(order: float, rate: Array, lags: Array) -> tuple[Array, Array]:
     small = np.where(slow, -np.expm1(-rate), np.exp(-rate))
     first = np.where(slow, 1 - order, order + lags)
     second = np.where(slow, order + lags, 1 - order)
-    near, far = special.betainc(first, second, small), special.betaincc(first, second, small)
+    near, far = (
+        scipy.special.betainc(first, second, small),
+        scipy.special.betaincc(first, second, small),
+    )
     return np.where(slow, near, far), np.where(slow, far, near)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
-from scipy import integrate, special
+import scipy
 
 from vort.fractional._checks import as_order, check_at_least, check_open_unit
 from vort.fractional.density import density, mass_below, regular_density
@@ -48,7 +48,7 @@ def legendre_soe(
         return _constant_kernel()
     low, high = integration_interval(order, horizon, tolerance, corrections=applied)
     slow = "E2" in applied
-    nodes, omega = special.roots_legendre(max(terms - slow, 1))
+    nodes, omega = scipy.special.roots_legendre(max(terms - slow, 1))
     length = math.log(high / low)
     rates = low * np.exp((nodes + 1) * length / 2)
     weights = omega * length / 2 * rates * density(order, rates, paper="E1" not in applied)
@@ -72,7 +72,7 @@ def integration_interval(
     low, high = tolerance / (2 * horizon), 2 * math.log(2 * horizon / tolerance)
     if "E3" in _check_corrections(corrections) and order < 1:
         # mass_above(order, λ) = I_{e^-λ}(a, 1-a), inverted.
-        high = max(high, -math.log(special.betaincinv(order, 1 - order, tolerance / 4)))
+        high = max(high, -math.log(scipy.special.betaincinv(order, 1 - order, tolerance / 4)))
     return low, high
 
 
@@ -86,7 +86,7 @@ def laguerre_soe(order: float, terms: int) -> SumOfExponentials:
     terms = check_at_least(terms, 1, "terms")
     if order == 1.0:
         return _constant_kernel()
-    nodes, omega = special.roots_genlaguerre(terms, -order)
+    nodes, omega = scipy.special.roots_genlaguerre(terms, -order)
     rates = nodes / order
     smooth = regular_density(order, rates) * np.exp(nodes)
     weights = omega * order ** (order - 1) * smooth
@@ -117,11 +117,11 @@ def _constant_kernel() -> SumOfExponentials:
 def _slow_node(order: float, cut: float) -> tuple[float, float]:
     """Rate and weight of the one-point Gauss rule for the density on [0, cut]."""
     if math.isinf(cut):  # the whole density on one node: mass 1, at its median rate
-        return -math.log1p(-special.betaincinv(1 - order, order, 0.5)), 1.0
+        return -math.log1p(-scipy.special.betaincinv(1 - order, order, 0.5)), 1.0
     mass = float(mass_below(order, cut))
     # In y = λ^{1-a} the first moment has no singularity.
     power = 1 / (1 - order)
-    moment, _ = integrate.quad(
+    moment, _ = scipy.integrate.quad(
         lambda y: power * y**power * regular_density(order, y**power),
         0.0,
         cut ** (1 - order),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -48,10 +48,15 @@ class LayerStates:
         # Positions that compiled calls have added: a number in Python would be part of the graph,
         # and make another one for every token.
         self.compiled: dict[int, Tensor] = {}
+        # Where a step on a CPU has put the states, see `vort.layers.plain_step`: the one after the
+        # next overwrites them.
+        self.buffers: Any = None
 
     def load_state(self, layer_idx: int) -> State | None:
         """The state of a layer, or None before its first call."""
         state = self.states.get(layer_idx) or None
+        if state is not None and self._lent:
+            state = {name: x.clone() for name, x in state.items()}
         if state is None or self.state_dtype == torch.float32 or WIDE not in state:
             return state
         return {**state, WIDE: state[WIDE].float()}
@@ -92,11 +97,21 @@ class LayerStates:
         return self
 
     def copy(self) -> Self:
-        """The same states, to go on with apart; tensors are shared unless static."""
+        """The same states, to go on with apart; tensors are shared where none is overwritten."""
+        other = self.bookmark()
+        return other.change(torch.clone) if self._lent and not self.static else other
+
+    def bookmark(self) -> Self:
+        """The same states, to go back to should the next call fail: shared unless static."""
         other = copy(self)
-        other.states, other.positions = dict(self.states), dict(self.positions)
+        other.states, other.positions, other.buffers = dict(self.states), dict(self.positions), None
         other.compiled = {index: x.clone() for index, x in self.compiled.items()}
         return other.change(torch.clone) if self.static else other
+
+    @property
+    def _lent(self) -> bool:
+        """Whether tensors are buffers of a step, for it to overwrite."""
+        return self.buffers is not None and self.buffers.hold(self)
 
     def select(self, rows: Tensor) -> Self:
         """A copy that holds the given rows of every tensor."""

@@ -1,13 +1,13 @@
-"""The small parts of a layer: RMS norm, and a causal convolution over the last few positions."""
+"""The small parts of a block: RMS norm, a causal convolution over few positions, a gated MLP."""
 
 import torch
 from torch import Tensor, nn
 
-from vort.ops.linear import Norm
+from vort.ops.linear import Norm, gated_mlp, is_plain
 from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution import short_convolution
 
-__all__ = ["RMSNorm", "ShortConvolution"]
+__all__ = ["RMSNorm", "ShortConvolution", "VortMLP"]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -72,3 +72,35 @@ class ShortConvolution(nn.Module):
     def extra_repr(self) -> str:
         """The two sizes."""
         return f"channels={self.channels}, size={self.size}"
+
+
+class VortMLP(nn.Module):
+    """SwiGLU: down(silu(gate x) * up x)."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, width, bias=False)
+        self.up_proj = nn.Linear(size, width, bias=False)
+        self.down_proj = nn.Linear(width, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., hidden_size]` in and out."""
+        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
+            return self.after_norm(None, x, None)[1]
+        result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+    def after_norm(
+        self, norm: RMSNorm | None, x: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta, and what `forward` makes of its norm, past the projections themselves."""
+        first = None if norm is None else norm.fused()
+        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
+        return gated_mlp(x, *weights, delta=delta, norm=first)
+
+    def step(self, norm: Norm, x: Tensor) -> Tensor:
+        """x + `forward` of its norm, for the few rows of a step of decoding."""
+        from vort.ops.linear.few import few_gated, few_products
+
+        inner = few_gated(x, self.gate_proj.weight, self.up_proj.weight, norm=norm)
+        return few_products(inner, self.down_proj.weight, residual=x)

@@ -85,7 +85,8 @@ class LayerSettings:
         qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
             step on, where products of small vectors are all alike, and cannot run away later.
         output_norm: RMS norm of each head before the output projection.
-        output_gate: multiply heads by silu of a further projection of the hidden states.
+        output_gate: multiply heads by silu of a further projection of the hidden states. It pays
+            on text (docs/experiments.md); the paper has none.
         learn_rates: whether "exponential" learns its rates and "uniform_power_law" its order.
         learn_basis: memory="vort" with continuous routing learns its rates too: each head has a
             factor for each rate of the basis, which starts at 1. What orders write stays as it is.
@@ -129,7 +130,7 @@ class LayerSettings:
     conv_size: int = 4
     qk_norm: bool = True
     output_norm: bool = True
-    output_gate: bool = False
+    output_gate: bool = True
     learn_rates: bool = True
     learn_basis: bool = False
     exponential_rate: float | int | None = None

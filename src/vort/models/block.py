@@ -10,42 +10,11 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from vort.layers import RMSNorm, VortAttention
+from vort.layers.parts import VortMLP
 from vort.layers.step import attention_step
 from vort.models.configuration_vort import VortConfig
 from vort.ops.gpu.launcher import kernels_take
-from vort.ops.linear import Norm, few_rows, gated_mlp, is_plain, is_watched
-
-
-class VortMLP(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size, width, bias=False)
-        self.up_proj = nn.Linear(size, width, bias=False)
-        self.down_proj = nn.Linear(width, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[..., hidden_size]` in and out."""
-        if is_plain(x, self.gate_proj, self.up_proj, self.down_proj):
-            return self.after_norm(None, x, None)[1]
-        result: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return result
-
-    def after_norm(
-        self, norm: RMSNorm | None, x: Tensor, delta: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """x + delta, and what `forward` makes of its norm, past the projections themselves."""
-        first = None if norm is None else norm.fused()
-        weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
-        return gated_mlp(x, *weights, delta=delta, norm=first)
-
-    def step(self, norm: Norm, x: Tensor) -> Tensor:
-        """x + `forward` of its norm, for the few rows of a step of decoding."""
-        from vort.ops.linear.few import few_gated, few_products
-
-        inner = few_gated(x, self.gate_proj.weight, self.up_proj.weight, norm=norm)
-        return few_products(inner, self.down_proj.weight, residual=x)
+from vort.ops.linear import few_rows, is_plain, is_watched
 
 
 class VortBlock(GradientCheckpointingLayer):
@@ -125,12 +94,12 @@ def mlp_width(config: VortConfig) -> int:
 
     Memories and options differ in parameters by several percent in small models. With
     `match_parameters` a layer has as many as one of the same sizes with all options at their
-    defaults: what its attention has more, its MLP has less. Widths are multiples of 8, which
-    matrix units of a GPU ask for, where that moves the layer's size by less than 1 %. Layers that
-    differ (`layer_memories`, `layer_settings`) have one width: the model is as large, not each
-    layer.
+    defaults and no output gate: what its attention has more, its MLP has less. Widths are multiples
+    of 8, which matrix units of a GPU ask for, where that moves the layer's size by less than 1 %.
+    Layers that differ (`layer_memories`, `layer_settings`) have one width: the model is as large,
+    not each layer.
 
-    >>> mlp_width(VortConfig()) == VortConfig().intermediate_size
+    >>> mlp_width(VortConfig(output_gate=False)) == VortConfig().intermediate_size
     True
     >>> mlp_width(VortConfig(memory="none")) > mlp_width(VortConfig())
     True
@@ -147,6 +116,8 @@ def mlp_width(config: VortConfig) -> int:
         num_key_value_heads=config.num_key_value_heads,
         head_dim=config.head_dim,
         attention_bias=config.attention_bias,
+        # The measure of all that were ever matched: those of tables must stay as large as they are.
+        output_gate=False,
     )
     missing = _parameters_of_attention(default) - _parameters_of_attention(config)
     matched = width + round(missing / (3 * config.hidden_size))

@@ -42,6 +42,9 @@ _ADDED = "added_by_others"
 # Beyond this no machine has room: a slip or a hostile file, refused before anything is built.
 _MOST_PARAMETERS = 5 * 10**11
 _MOST_LAYERS = 10**4
+# Defaults that have changed, as they were: a file says all of its settings, but for those that came
+# after it, and weights are of the model that it meant.
+_WHEN_ABSENT = {"output_gate": False}
 # Settings of which layers may each have their own; the others are the model's.
 _OF_A_LAYER = ("horizon", "num_features", "num_scales", "sliding_window")
 
@@ -216,6 +219,11 @@ class VortConfig(PreTrainedConfig, LayerSettings):
                 f"a model of this configuration would have about {count:.0e} parameters "
                 f"(num_hidden_layers {layers}, hidden_size {size}, vocab_size {self.vocab_size})"
             )
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """The configuration that was saved; what a file of an earlier version lacks is as then."""
+        return super().from_dict({**_WHEN_ABSENT, **config_dict}, **kwargs)
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:

@@ -11,10 +11,12 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from vort.layers.plain_step import PlainStep, fingerprint, plain_step_for
 from vort.models.cache_vort import VortCache, dense_state
+from vort.ops.custom import traced
 from vort.ops.linear import few_rows, is_plain, is_watched
 
-__all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for", "is_steady"]
+__all__ = ["DecodeGraph", "can_record", "fingerprint", "graph_for", "is_steady", "step_for"]
 
 _graphs: WeakKeyDictionary[nn.Module, dict[Any, "DecodeGraph"]] = WeakKeyDictionary()
 # The one that decoded last: it is asked first, for every token.
@@ -126,6 +128,15 @@ def graph_for(model: Any, cache: VortCache, tokens: Tensor) -> DecodeGraph | Non
     return graph
 
 
+def step_for(model: Any, cache: VortCache, tokens: Tensor) -> PlainStep | None:
+    """On a CPU, what decodes the one token `[1, 1]` with this cache; None: the model is called."""
+    if torch.is_grad_enabled() or model.training or tokens.numel() != 1 or not cache.states:
+        return None
+    if torch.is_autocast_enabled("cpu") or traced(tokens):
+        return None
+    return plain_step_for(model, cache)
+
+
 def _may_replay(model: Any, tokens: Tensor) -> bool:
     """Whether this very call wants no more than a recorded step gives."""
     if not tokens.is_cuda or torch.is_grad_enabled() or model.training:
@@ -147,10 +158,3 @@ def is_steady(model: Any) -> bool:
     """Whether the model's calls are the same launches every time, into states of fixed size."""
     steady = all(memory.records_steps for memory in model.model.memories)
     return isinstance(model.lm_head, nn.Linear) and steady
-
-
-def fingerprint(model: Any) -> int:
-    """Of weights, by place and version, and of horizons: a recording knows no others."""
-    weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
-    horizons = [getattr(getattr(m, "router", m), "horizon", None) for m in model.model.memories]
-    return hash((*weights, *horizons))

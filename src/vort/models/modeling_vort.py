@@ -15,11 +15,12 @@ from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import LayerStates, RMSNorm
 from vort.layers.packing import Packing, check_call
+from vort.layers.parts import VortMLP
 from vort.memories import Memory
-from vort.models.block import VortBlock, VortMLP, are_bare, mlp_width
+from vort.models.block import VortBlock, are_bare, mlp_width
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
-from vort.models.decoding import can_record, fingerprint, graph_for, is_steady
+from vort.models.decoding import can_record, fingerprint, graph_for, is_steady, step_for
 from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
@@ -383,7 +384,8 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             shift_labels: `[B, T]` instead of labels: what position t is scored on, itself.
 
         On a GPU a step of decoding (one token a row, a cache, no gradients) is recorded as a CUDA
-        graph and replayed, with the same result.
+        graph and replayed, with the same result; on a CPU that of one row of a small model is
+        `vort.layers.plain_step`'s.
         """
         # Not in the signature: Trainer would take it for a label that every batch must have.
         targets = _targets(labels, kwargs.pop("shift_labels", None))
@@ -465,13 +467,15 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
             or tokens is None
             or tokens.dim() != 2
             or tokens.shape[1] != 1
-            or not tokens.is_cuda
         ):
             return None
         if not isinstance(cache, VortCache) or (mask is not None and mask.dim() != 2):
             return None
         if mask is not None and not (len(mask) == len(tokens) and bool(mask[:, -1:].all())):
             return None
+        if tokens.device.type == "cpu":
+            step = step_for(self, cache, tokens)
+            return None if step is None else step(int(tokens), cache)[None, None]
         graph = graph_for(self, cache, tokens)
         return None if graph is None else graph.step(tokens, cache)
 

@@ -69,6 +69,21 @@ def test_without_a_name_the_model_that_comes_with_vort_writes_and_that_is_said(
     assert "no model named" not in quiet
 
 
+def test_in_a_terminal_the_prompt_stands_there_before_anything_is_loaded(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("generate", "--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
+    piped = said(*arguments)[0]
+    monkeypatch.setattr(generate, "_is_watched", lambda: True)
+    assert said(*arguments)[0] == "ab" + piped
+
+    def unloadable(*_: object) -> None:
+        raise ValueError("not yet")
+
+    monkeypatch.setattr(generate, "_open", unloadable)
+    assert said(*arguments, code=2)[0] == "ab"
+
+
 def test_what_is_asked_for_comes_before_the_models_own_draws(shipped: Path) -> None:
     arguments = ("generate", "--prompt", "ab", "--max-new-tokens", 30, "--seed", 3)
     own = written(shipped, 30, temperature=0.5, top_p=0.9)
@@ -132,7 +147,7 @@ def test_a_small_model_decodes_by_one_thread_and_gives_the_others_back(
 def scripted(text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Have every draw be the next byte of a text, then the end of it."""
     tokens = iter([*text.encode(), 258, *b"after"])
-    monkeypatch.setattr("vort.models.session.sample_token", lambda *_: next(tokens))
+    monkeypatch.setattr("vort.sessions.session.sample_token", lambda *_: next(tokens))
     return tokens
 
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from vort.cli import app
+from vort.lab.commands.settings import RunSettings
+from vort.lab.commands.train import _plan
 from vort.lab.training import latest_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -356,3 +358,26 @@ def test_lines_come_while_it_trains_where_no_bar_can_be_drawn(
     ]
     assert all(part in lines[1] for part in ("loss", "tokens/s", "left"))
     assert any(line.startswith("validation at step 3:") for line in lines)
+
+
+def test_a_run_from_before_the_output_gate_was_the_default_goes_on(
+    text: Path, tmp_path: Path
+) -> None:
+    run, without = tmp_path / "run", ["--model-set", "output_gate=false"]
+    vort("train", "--text", text, "--out", run, *SMALL, *without)
+    before = vort("eval", run)
+    settings = json.loads((run / "run.json").read_text())
+    del settings["model"]["output_gate"]
+    (run / "run.json").write_text(json.dumps(settings))
+    assert vort("eval", run) == before
+    vort("train", "--out", run, "--resume", *without)
+    message = "--model-set output_gate must be False, as when the run"
+    assert message in vort(
+        "train", "--out", run, "--resume", "--model-set", "output_gate=true", fails=True
+    )
+
+
+def test_a_run_on_a_task_has_the_defaults_of_today_and_says_so(tmp_path: Path) -> None:
+    for given, gate in (({}, True), ({"output_gate": False}, False)):
+        found, _ = _plan(RunSettings({"name": "label_copy"}, given), tmp_path)
+        assert found.model["output_gate"] is gate

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,13 +13,16 @@ from vort.lab.commands import (
     Device,
     Model,
     check_writable,
+    find_model,
     load_model,
     named_or_shipped,
+    read_device,
     say_horizon,
 )
 
 if TYPE_CHECKING:
-    from vort.models import VortForCausalLM, VortSession
+    from vort.models import VortSession
+    from vort.sessions import Session as AnySession
 
 Temperature = Annotated[
     float | None,
@@ -40,8 +43,8 @@ Session = Annotated[
 ]
 
 # A step of fewer parameters is over before several threads have met: they would wait for each
-# other, and busily, for longer than they work.
-_SMALL = 50_000_000
+# other, and busily, for longer than they work. So is a piece of text of fewer tokens.
+_SMALL, _SHORT = 50_000_000, 256
 
 
 def generate(
@@ -60,7 +63,10 @@ def generate(
     if save_every < 1:
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    state = _open(model, device, session, drawn)
+    name = named_or_shipped(model)
+    if prompt != "-" and _is_watched():
+        _show(prompt)  # somebody is waiting: the text goes on from here
+    state = _open(name, device, session, drawn)
     drawing = _drawing(state.model, temperature, top_k, top_p)
     _feed(state, sys.stdin.read() if prompt == "-" else prompt)
     pieces = state.stream(max_new_tokens, seed=seed, **drawing)
@@ -70,14 +76,13 @@ def generate(
             for piece in pieces:
                 _show(piece)
                 if session is not None and state.tokens_seen - saved_at >= save_every:
-                    state.save(session)
+                    _save(state, session)
                     saved_at = state.tokens_seen
     except KeyboardInterrupt:  # what is written so far counts
         raise typer.Exit(130) from None
     finally:
         typer.echo()
-        if session is not None:
-            state.save(session)
+        _save(state, session)
     count = state.tokens_seen - begun
     fresh = session is None and drawing["temperature"] > 0
     ended = "stopped at the end-of-text token after " if count < max_new_tokens else ""
@@ -103,7 +108,7 @@ def chat(
     if max_new_tokens < 1:
         raise typer.BadParameter(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    state = _open(model, device, session, drawn)
+    state = _open(named_or_shipped(model), device, session, drawn)
     if seed is not None and state.tokens_seen:
         typer.echo(f"--seed {seed} has no use: {session} goes on with its own draws", err=True)
     drawing = _drawing(state.model, temperature, top_k, top_p)
@@ -119,8 +124,7 @@ def chat(
                 raise typer.Exit(130) from None
         finally:
             typer.echo()
-            if session is not None:
-                state.save(session)
+            _save(state, session)
         say_horizon(state.model, state.tokens_seen)
     size = f", in {state.nbytes / 1e6:.1f} MB" if state.tokens_seen else ""
     kept = f"; saved to {session}" if session is not None and state.tokens_seen else ""
@@ -141,7 +145,7 @@ def _lines() -> Iterator[str]:
             return
 
 
-def _paragraph(session: "VortSession", most: int, drawing: dict[str, Any]) -> bool:
+def _paragraph(session: "AnySession", most: int, drawing: dict[str, Any]) -> bool:
     """Stream to the next empty line, or `most` tokens; whether the end of the text came first."""
     written, begun = "", session.tokens_seen
     with fitting_threads(session.model):
@@ -153,19 +157,27 @@ def _paragraph(session: "VortSession", most: int, drawing: dict[str, Any]) -> bo
     return session.tokens_seen - begun < most
 
 
+def _is_watched() -> bool:
+    """Whether what is written goes to a terminal, not to a file or another program."""
+    return sys.stdout.isatty()
+
+
 def _show(piece: str) -> None:
     typer.echo(piece, nl=False)
     sys.stdout.flush()
 
 
 @contextmanager
-def fitting_threads(model: "VortForCausalLM") -> Iterator[None]:
-    """One thread while a small model decodes on a CPU; as many as before afterwards."""
+def fitting_threads(model: Any = None, tokens: int = 1) -> Iterator[None]:
+    """One thread while a small model reads few tokens on a CPU; as many as before afterwards.
+
+    model: None while it is being loaded, which is many small steps too.
+    """
     import torch
 
     former = torch.get_num_threads()
-    small = sum(x.numel() for x in model.parameters()) < _SMALL
-    if small and model.device.type == "cpu":
+    small = model is None or sum(x.numel() for x in model.parameters()) < _SMALL
+    if small and tokens < _SHORT and (model is None or model.device.type == "cpu"):
         torch.set_num_threads(1)
     try:
         yield
@@ -174,7 +186,7 @@ def fitting_threads(model: "VortForCausalLM") -> Iterator[None]:
 
 
 def _drawing(
-    model: "VortForCausalLM", temperature: float | None, top_k: int | None, top_p: float | None
+    model: Any, temperature: float | None, top_k: int | None, top_p: float | None
 ) -> dict[str, Any]:
     """How tokens are drawn: as asked, else as the model's generation_config.json has it."""
     found: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None}
@@ -185,12 +197,23 @@ def _drawing(
     return found
 
 
-def _open(name: str | None, device: str, file: Path | None, seed: int) -> "VortSession":
-    """The session in a file, or a new one; of the model that is named, or of vort's own."""
+def _open(name: str, device: str, file: Path | None, seed: int) -> "AnySession":
+    """The session in a file, or a new one, of a model.
+
+    Where none is to be saved the model may be one without Hugging Face, which takes most of the
+    time that a small one needs to begin.
+    """
     if file is not None:
         check_writable(file, "--session")
         file.parent.mkdir(parents=True, exist_ok=True)
-    model, tokenizer = load_model(named_or_shipped(name), device)
+    with fitting_threads():
+        if file is None and read_device(device) == "cpu":
+            from vort.sessions import Bytes, Session, read_bare
+
+            bare = read_bare(find_model(name))
+            if bare is not None:
+                return Session(bare, Bytes(), seed=seed)
+        model, tokenizer = load_model(name, device)
     from vort.models import VortSession
 
     if file is not None and file.exists():
@@ -198,14 +221,23 @@ def _open(name: str | None, device: str, file: Path | None, seed: int) -> "VortS
     return VortSession(model, tokenizer, seed=seed)
 
 
-def _feed(session: "VortSession", prompt: str) -> None:
-    if prompt:
-        session.feed(prompt)
-    elif session.tokens_seen == 0 and not _begin(session):
-        raise ValueError("a text to go on from is needed: the model has no beginning-of-text token")
+def _save(session: "AnySession", file: Path | None) -> None:
+    """Write a session to its file; one without a file may be of a kind that cannot be saved."""
+    if file is not None:
+        cast("VortSession", session).save(file)
 
 
-def _begin(session: "VortSession") -> bool:
+def _feed(session: "AnySession", prompt: str) -> None:
+    with fitting_threads(session.model, len(prompt)):
+        if prompt:
+            session.feed(prompt)
+        elif session.tokens_seen == 0 and not _begin(session):
+            raise ValueError(
+                "a text to go on from is needed: the model has no beginning-of-text token"
+            )
+
+
+def _begin(session: "AnySession") -> bool:
     """Feed the token that texts begin with; whether there is one."""
     begin = session.model.config.bos_token_id
     if begin is not None:

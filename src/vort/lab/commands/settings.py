@@ -49,7 +49,9 @@ class RunSettings:
         except (TypeError, ValueError) as problem:
             raise ValueError(f"{file} is damaged: {problem}") from problem
         task = _with_source(found.task, lambda path: str((folder.absolute() / path).resolve()))
-        return cls(task, found.model, found.training, found.size)
+        # Runs of earlier versions, which had no output gate unless they say so.
+        model = {"output_gate": False, **found.model}
+        return cls(task, model, found.training, found.size)
 
     def refuse_others(self, given: "RunSettings", folder: Path) -> None:
         """Raise at the first setting of `given` that differs from these, a run's own."""

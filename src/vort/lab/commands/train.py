@@ -200,6 +200,7 @@ def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     """Everything that was not said, for a text by its size and the machine; and the task."""
     from vort.lab.training.forecast import free_memory, training_device
     from vort.lab.training.sizes import TEXT_SIZES, choose_size, settings_for_text
+    from vort.memories import LayerSettings
     from vort.names import check_choice
 
     task = {"seed": given.training.get("seed", 0), **given.task}
@@ -209,7 +210,8 @@ def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
         training = {**_DEFAULTS, **given.training}
         if "epochs" in given.training and "steps" not in given.training:
             del training["steps"]
-        found = replace(given, task=task, training=training)
+        model = {"output_gate": LayerSettings().output_gate, **given.model}
+        found = replace(given, task=task, model=model, training=training)
         return found, make_task_of(found)
     books = make_task_of(replace(given, task=task))
     _pack(books, out)

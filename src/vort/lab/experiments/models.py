@@ -415,11 +415,15 @@ def recall_config(size: Size, settings: Mapping[str, Any]) -> Settings:
 
 
 def model_config(task: Task, settings: Mapping[str, Any]) -> Any:
-    """The `VortConfig` of a model for a task; see `build_model`."""
+    """The `VortConfig` of a model for a task; see `build_model`.
+
+    A cell says what it has otherwise than the defaults when tables were begun, which had no gate.
+    """
     from vort.models import VortConfig
 
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    return VortConfig(**{"vocab_size": task.vocab_size, **special, **settings})
+    begun = {"vocab_size": task.vocab_size, "output_gate": False}
+    return VortConfig(**{**begun, **special, **settings})
 
 
 def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
@@ -431,7 +435,8 @@ def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
 
     Args:
         task: what it is to learn.
-        settings: of `VortConfig`; vocabulary and special tokens are the task's unless given.
+        settings: of `VortConfig`; vocabulary and special tokens are the task's unless given, and
+            there is an output gate only where they say so.
         seed: of the weights.
     """
     import torch

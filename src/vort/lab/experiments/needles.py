@@ -64,11 +64,9 @@ _TASK: dict[Size, dict[str, Any]] = {
     "paper": {
         "name": "multi_needle",
         "length": 4096,
-        "mixed": (128, 256, 512, 1024, 2048, 4096),
+        "mixed": (256, 512, 1024, 2048, 4096),
         # Texts that follow each other in a sequence would teach to forget the one before.
         "apart": 8,
-        # 200 steps: what a number is and which is asked for, before they lie far apart.
-        "short_first": 1600,
         "needles": 4,
         "needles_from": 1,
         "asked": "all",

@@ -222,6 +222,7 @@ def _config(task: LabelCopy, feature_map: str) -> "VortConfig":
         write_gate=False,
         read_weights=False,
         conv_size=0,
+        output_gate=False,
         feature_map=feature_map,
         pad_token_id=None,
         bos_token_id=None,

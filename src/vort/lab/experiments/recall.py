@@ -266,14 +266,20 @@ def _lead(
     if not judged:
         return []
     closest = min(judged, key=lambda row: judged[row].mean)
-    words = gain_in_words(found["vort"], found[closest], long, table)
+
+    def words(row: str) -> str:
+        return f"{label_of(row)}: {gain_in_words(found['vort'], found[row], long, table)}"
+
+    # A lead that is larger may be less certain.
+    unsettled = [row for row, gain in enough.items() if row != closest and gain.low <= 0]
     left_out = [label_of(row) for row in gains if row not in judged]
-    beside = f"; too few seeds: {', '.join(left_out)}" if left_out else ""
+    beside = f"; zero is not excluded over {', '.join(map(words, unsettled))}" if unsettled else ""
+    beside += f"; too few seeds: {', '.join(left_out)}" if left_out else ""
     return [
         Claim(
             "ours",
             f"VORT (ours) is better at long lags than {who}",
-            f"closest is {label_of(closest)}: {words}{beside}",
+            f"closest is {words(closest)}{beside}",
             judge_lead(list(judged.values())),
         )
     ]

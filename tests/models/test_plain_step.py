@@ -1,0 +1,223 @@
+"""A token's step on a CPU: what the model would say, whole or not at all, and never of the past."""
+
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.cases import WINDOW, model_of, tokens
+from vort.layers import plain_step
+from vort.models import VortCache, VortForCausalLM, VortSession
+from vort.models import decoding as models_decoding
+
+LENGTH = 3 * WINDOW
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tokens that went by steps."""
+    taken: list[int] = []
+    call = plain_step.PlainStep.__call__
+
+    def counted(self: Any, token: int, states: Any) -> Tensor:
+        taken.append(token)
+        return call(self, token, states)
+
+    monkeypatch.setattr(plain_step.PlainStep, "__call__", counted)
+    return taken
+
+
+@torch.no_grad()
+def logits_of(model: VortForCausalLM, ids: Tensor, prompt: int = 2) -> tuple[Tensor, VortCache]:
+    """Logits after each token beyond the prompt, read one by one."""
+    cache = model.new_cache()
+    model(ids[:, :prompt], past_key_values=cache, use_cache=True)
+    found = [
+        model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits[0, 0]
+        for t in range(prompt, ids.shape[1])
+    ]
+    return torch.stack(found), cache
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"output_gate": True},
+        {"use_entropy": False},
+        {"rope_theta": None},
+        {"sliding_window": 1},
+        {"num_scales": 2},
+    ],
+    ids=str,
+)
+def test_steps_equal_the_whole_sequence(changes: dict[str, Any], made: list[int]) -> None:
+    model, ids = model_of(**changes), tokens(1, LENGTH)
+    found, cache = logits_of(model, ids)
+    assert made == ids[0, 2:].tolist()
+    with torch.no_grad():
+        whole_cache = model.new_cache()
+        whole = model(ids, past_key_values=whole_cache, use_cache=True).logits[0, 2:]
+    torch.testing.assert_close(found, whole, atol=2e-5, rtol=2e-5)
+    assert cache.get_seq_length() == LENGTH
+    for index, state in whole_cache.states.items():
+        for name, x in state.items():
+            torch.testing.assert_close(cache.states[index][name], x, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"memory": "mixture"},
+        {"memory": "softmax"},
+        {"memory": "paper"},
+        {"normalizer": "none"},
+        {"num_key_value_heads": 1},
+        {"conv_size": 0},
+        {"sliding_window": 0},
+        {"write_gate": False},
+        {"order_input": "values"},
+        {"learn_basis": True},
+        {"use_entity": True},
+        {"attention_bias": True},
+    ],
+    ids=str,
+)
+def test_what_a_step_does_not_know_is_called(changes: dict[str, Any], made: list[int]) -> None:
+    model, ids = model_of(**changes), tokens(1, 6)
+    found, _ = logits_of(model, ids)
+    assert made == []
+    with torch.no_grad():
+        whole = model(ids).logits[0, 2:]
+    torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_several_rows_and_other_types_are_called(made: list[int]) -> None:
+    for model, batch in ((model_of(), 2), (model_of().double(), 1), (model_of().bfloat16(), 1)):
+        logits_of(model, tokens(batch, 5))
+    model = model_of()
+    cache = model.new_cache(static=True)
+    for ids in tokens(1, 4).split(1, 1):
+        model(ids, past_key_values=cache, use_cache=True)
+    assert made == []
+
+
+def test_generate_goes_by_steps_to_the_same_tokens(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = model_of(), tokens(1, 5)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    found = model.generate(prompt, **options)
+    assert len(made) == 11
+    monkeypatch.setattr(models_decoding, "plain_step_for", lambda *_: None)
+    assert torch.equal(model.generate(prompt, **options), found)
+    assert len(made) == 11
+
+
+def test_an_interrupted_step_has_not_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of()
+    session = VortSession(model)
+    session.feed(tokens(1, 5))
+    expected = list(session.branch().generate(12, stop=()))
+    going = session.generate(12, stop=())
+    first = [next(going) for _ in range(4)]
+    calls, block = [], plain_step._Block.__call__
+
+    def interrupt(self: Any, *given: Any) -> Tensor:
+        found = block(self, *given)  # the second block's buffers are written by then
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_step._Block, "__call__", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(going)
+    assert session.tokens_seen == 9
+    assert first + list(session.generate(8, stop=())) == expected
+
+
+@torch.no_grad()
+def test_a_cache_that_a_step_fails_with_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = model_of(), tokens(1, LENGTH)
+    expected, _ = logits_of(model, ids)
+    _, cache = logits_of(model, ids[:, :-2])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "linalg", None)
+        with pytest.raises(AttributeError):
+            model(ids[:, -1:], past_key_values=cache, use_cache=True)
+    for t in (-2, -1):
+        last = ids[:, t:] if t == -1 else ids[:, t:-1]
+        found = model(last, past_key_values=cache, use_cache=True).logits[0, 0]
+        assert torch.equal(found, expected[t])
+
+
+@torch.no_grad()
+def test_copies_keep_what_they_hold_while_the_original_goes_on() -> None:
+    model, ids = model_of(), tokens(1, LENGTH)
+    _, cache = logits_of(model, ids)
+    kept = {
+        "copy": cache.copy(),
+        "deepcopy": deepcopy(cache),
+        "aged": cache.aged(0, model),
+        "selected": cache.select(torch.tensor([0])),
+    }
+    assert kept["deepcopy"].buffers is None  # nor the weights behind them
+    loaded = cache.load_state(1)
+    before = {i: {n: x.clone() for n, x in s.items()} for i, s in cache.states.items()}
+    for _ in range(3):
+        model(ids[:, :1], past_key_values=cache, use_cache=True)
+    for name, copy in kept.items():
+        for index, state in before.items():
+            for part, x in state.items():
+                torch.testing.assert_close(copy.states[index][part], x, msg=f"{name}: {part}")
+    assert loaded is not None
+    assert all(torch.equal(loaded[name], x) for name, x in before[1].items())
+
+
+@torch.no_grad()
+def test_changed_weights_and_whoever_watches_are_noticed_between_tokens() -> None:
+    model, ids = model_of(), tokens(1, LENGTH)
+    _, cache = logits_of(model, ids)
+    calls = []
+    hook = model.model.layers[1].mlp.register_forward_hook(lambda *_: calls.append(1))
+    model(ids[:, :1], past_key_values=cache, use_cache=True)
+    assert calls == [1]
+    hook.remove()
+    model(ids[:, :1], past_key_values=cache, use_cache=True)
+    model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    found = model(ids[:, 1:2], past_key_values=(kept := cache.copy()), use_cache=True).logits
+    other = VortForCausalLM(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    again = other(ids[:, 1:2], past_key_values=cache, use_cache=True).logits
+    assert torch.equal(found, again)
+    assert kept.get_seq_length() == LENGTH + 3
+
+
+@torch.no_grad()
+def test_two_memories_of_a_model_take_turns() -> None:
+    model, ids = model_of(), tokens(1, LENGTH)
+    expected, _ = logits_of(model, ids)
+    caches = [model.new_cache() for _ in range(2)]
+    for t in range(LENGTH):
+        for cache in caches:
+            found = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits[0, 0]
+    torch.testing.assert_close(found, expected[-1], atol=2e-5, rtol=2e-5)
+
+
+def test_sessions_in_threads_do_not_meet() -> None:
+    model = model_of()
+
+    def written(seed: int) -> list[int]:
+        session = VortSession(model, seed=seed)
+        session.feed(tokens(1, 5))
+        return list(session.generate(40, stop=()))
+
+    alone = [written(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(written, range(4))) == alone
