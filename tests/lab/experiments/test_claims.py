@@ -45,6 +45,15 @@ def test_a_lead_is_held_against_the_strongest_rival_with_its_interval() -> None:
     assert claim.verdict == "does not hold"
 
 
+def test_a_larger_lead_that_is_less_certain_is_named_too() -> None:
+    near, noisy = row("mixture", 0.9, 0.88, 0.89), row("exponential", 0.99, 0.3, 0.2)
+    (claim,) = own(row("vort", 0.99, 0.98, 0.97), near, noisy)
+    assert claim.verdict == "undecided"
+    first, second = claim.measured.split("; ")
+    assert first == "closest is Mixture-5: 9.0 ± 2.5 points, 3 seeds"
+    assert second.startswith("zero is not excluded over Exponential: 48.3 ± ")
+
+
 def test_one_seed_is_undecided_however_large_the_lead() -> None:
     (claim,) = own(row("vort", 0.99), row("mixture", 0.1))
     assert claim.verdict == "undecided"
