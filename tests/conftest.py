@@ -22,6 +22,8 @@ torch.utils.deterministic.fill_uninitialized_memory = True
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+    # So do the processes that tests start: threads that outnumber cores wait for each other busily.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -3,16 +3,27 @@
 Triton decides whether to interpret when it is imported, for all kernels of the process. What is to
 be found out is written in `run_interpreter.py` of an op's folder: every public function in it is a
 claim, and `check_claim` runs the one that the command line names.
+
+Loading torch, Triton and the models takes longer than most claims: a process that has them loaded
+waits for claims, and each gets a fork of it.
 """
 
 import ast
+import atexit
+import importlib
 import importlib.util
+import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,21 +36,101 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 def check_in_interpreter(package: str, *arguments: str) -> None:
     """`run_interpreter` of a package under `tests.ops` must find nothing wrong."""
-    result = subprocess.run(
-        [sys.executable, "-m", f"tests.ops.{package}.run_interpreter", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
+    status, said = _run(True, f"tests.ops.{package}.run_interpreter", *arguments)
+    assert status == 0, said[-4000:]
 
 
 def imports(module: str, code: str) -> bool:
-    """Whether code, run in a fresh process, ends up with a module loaded."""
-    ask = f"{code}\nimport sys; sys.exit({module!r} in sys.modules)"
-    return subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=False).returncode != 0
+    """Whether code, run in a process that has torch and scipy alone, ends up with a module loaded.
+
+    Code that breaks down has not shown that it does without.
+    """
+    status, said = _run(False, "tests.ops.interpreter", code, module)
+    assert status in (0, 3), said[-2000:]
+    return status == 3
+
+
+def _run(interpret: bool, module: str, *arguments: str) -> tuple[int, str]:
+    """Status and output of `python -m module arguments`, by a fork of a process that waits."""
+    server = _server(interpret)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps([module, *arguments]) + "\n")
+    server.stdin.flush()
+    answer = server.stdout.readline()
+    assert answer, f"the process for {module} died"
+    status, said = json.loads(answer)
+    return status, said
+
+
+@cache
+def _server(interpret: bool) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_INTERPRET": "1"} if interpret else {}
+    loaded = ["triton", "vort.layers", "vort.models"] if interpret else ["torch", "scipy.special"]
+    server = subprocess.Popen(
+        [sys.executable, "-c", f"from tests.ops.interpreter import serve; serve({loaded!r})"],
+        cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    atexit.register(server.communicate)  # which ends it
+    return server
+
+
+def serve(loaded: list[str]) -> None:
+    """Run what comes on stdin, one after another, until it ends; statuses and output go to stdout.
+
+    loaded: modules that every run is to find loaded.
+    """
+    for name in loaded:
+        importlib.import_module(name)
+    if "triton" in loaded:
+        _patch_once()
+    for line in sys.stdin:
+        with tempfile.TemporaryFile("w+") as output:
+            child = os.fork()
+            if child == 0:
+                _as_main(json.loads(line), output.fileno())
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            output.seek(0)
+            print(json.dumps([status, output.read()]), flush=True)
+
+
+def _patch_once() -> None:
+    """Have the interpreter replace Triton's language once a launch.
+
+    It does so at every call of a function in a kernel, with what is in place already; that is half
+    of all it does.
+    """
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patch_what_is_left(fn: Any) -> Any:
+        languages = [x for x in fn.__globals__.values() if x is tl or x is tl.core]
+        left = any(tl.core.is_builtin(language.load) for language in languages)
+        return patch(fn) if left else interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_what_is_left
+
+
+def _as_main(command: list[str], output: int) -> None:
+    """Run a module as the program, in a fork, which ends here."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    status = 1
+    try:
+        sys.argv = command
+        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def poison_memory() -> None:
@@ -83,3 +174,8 @@ def kernels_everywhere(wanted: bool) -> Iterator[None]:
     for module, function in zip(changed, kept, strict=True):
         module.kernels_take = function
     interface._choose = choose
+
+
+if __name__ == "__main__":  # see `imports`
+    exec(sys.argv[1], {})
+    sys.exit(3 * (sys.argv[2] in sys.modules))

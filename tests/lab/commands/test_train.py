@@ -27,12 +27,13 @@ SMALL += [
     for each in ("hidden_size=16", "num_attention_heads=1", "num_hidden_layers=1")
     for part in ("--model-set", each)
 ]
+NOVEL = "It was the best of times, it was the worst of times. " * 40
 
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
     file = tmp_path / "novel.txt"
-    file.write_text("It was the best of times, it was the worst of times. " * 40)
+    file.write_text(NOVEL)
     return file
 
 
@@ -196,19 +197,30 @@ def test_one_run_at_a_time_is_in_a_folder_and_a_dead_one_stops_nobody(
     assert not (run / "run.lock").exists()
 
 
+# Enough that a signal comes in time, on a quick machine too.
+LONGER = [*SMALL[2:], "--steps", "120", "--workers", "1"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    (folder / "novel.txt").write_text(NOVEL)
+    vort("train", "--text", folder / "novel.txt", "--out", folder / "run", *LONGER)
+    return folder / "run"
+
+
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_saves_and_the_run_goes_on_by_itself(
-    text: Path, tmp_path: Path, asked: signal.Signals
+    text: Path, tmp_path: Path, asked: signal.Signals, uninterrupted: Path
 ) -> None:
     """Piped: lines come as it trains. What comes out is that of a run without interruption."""
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
-    settings = [*SMALL[2:], "--steps", "400", "--workers", "1"]
-    child = process("train", "--text", text, "--out", cut, *settings)
+    cut = tmp_path / "cut"
+    child = process("train", "--text", text, "--out", cut, *LONGER)
     assert child.stdout is not None
     lines = []
     for line in child.stdout:
         lines.append(line)
-        if re.match(r"training \d+/400  loss \d", line):
+        if re.match(r"training \d+/120  loss \d", line):
             child.send_signal(asked)
             break
     else:
@@ -216,15 +228,14 @@ def test_an_interrupt_saves_and_the_run_goes_on_by_itself(
     rest = child.communicate(timeout=120)[0]
     assert child.returncode == 130, rest
     assert re.search(
-        r"stopped at step \d+ of 400, saved; go on with: vort train --out \S+cut", rest
+        r"stopped at step \d+ of 120, saved; go on with: vort train --out \S+cut", rest
     )
     saved = latest_checkpoint(cut)
     assert saved is not None
-    assert 1 <= int(saved.name[5:]) < 400
+    assert 1 <= int(saved.name[5:]) < 120
     assert "no finished model yet" in vort("generate", cut, fails=True)
     vort("train", "--out", cut, "--resume")
-    vort("train", "--text", text, "--out", whole, *settings)
-    first, second = (load_file(run / "model" / "model.safetensors") for run in (cut, whole))
+    first, second = (load_file(run / "model/model.safetensors") for run in (cut, uninterrupted))
     assert all(first[key].equal(second[key]) for key in second)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.lab.experiments.tiny import tiny
 from vort.lab.experiments import EXPERIMENTS
-from vort.lab.experiments.look import by_order, impose_order, look, reads, strip
+from vort.lab.experiments.look import _fullest, by_order, impose_order, look, reads, strip
 from vort.lab.experiments.measures import orders_by_kind
 from vort.lab.experiments.models import build_model
 from vort.lab.tasks import MQAR, Books, LabelCopy, make_task
@@ -43,6 +43,23 @@ def test_sources_in_a_strip_are_the_anchors_of_its_queries() -> None:
     assert pairs
     for query, source in pairs:
         assert (found["kinds"][source], found["kinds"][query]) == ("first", "again")
+
+
+@pytest.mark.parametrize("positions", [1, 7, 30, 50])
+def test_the_stretch_of_a_strip_is_the_first_of_the_best(positions: int) -> None:
+    """One start after another, as the words have it."""
+    generator = torch.Generator().manual_seed(positions)
+    first = torch.rand(3, 30, generator=generator) < 0.3
+    sources = (torch.rand(3, 30, generator=generator) * torch.arange(30)).long()
+    sources[torch.rand(3, 30, generator=generator) < 0.7] = -1
+    found = {}
+    for row in range(3):
+        queries = [t for t in range(30) if sources[row, t] >= 0]
+        for start in range(max(1, 30 - positions + 1)):
+            end = start + positions
+            inside = [t for t in queries if sources[row, t] >= start and t < end]
+            found[row, start] = len(inside), int(first[row, start:end].sum())
+    assert _fullest(first, sources, positions) == max(found, key=found.__getitem__)
 
 
 def test_reads_are_shares_of_the_scales_for_every_kind_of_query() -> None:

@@ -75,3 +75,8 @@ def test_the_cost_of_a_layer_is_measured_in_a_process_of_its_own() -> None:
     found = cost_of_layer(config, {"length": 128, "batch": 1, "repeats": 1})
     assert found["times"]["forward_backward"] > 0
     assert found["peak_bytes"] >= 0
+
+
+def test_what_goes_wrong_in_the_process_of_a_layer_is_said_here() -> None:
+    with pytest.raises(RuntimeError, match=r"TypeError: .*hiden_size"):
+        cost_of_layer({"hiden_size": 32}, {"length": 8, "batch": 1, "repeats": 1})

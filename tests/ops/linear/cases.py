@@ -34,7 +34,10 @@ def compare(
         named = {f"output {i}": y for i, y in enumerate(outputs)}
         return named | {f"d{n}": g for n, g in zip(leaves, gradients, strict=True) if g is not None}
 
-    got, again, truth = run(fused, False), run(fused, False), run(exact, True)
+    # Programs of the interpreter run one after another, always alike: a second run says nothing.
+    got, truth = run(fused, False), run(exact, True)
+    on_cpu = all(x.device.type == "cpu" for x in got.values())
+    again = got if on_cpu else run(fused, False)
     assert got.keys() == truth.keys(), (got.keys(), truth.keys())
     errors = {}
     for name, wanted in truth.items():

@@ -91,7 +91,8 @@ def relative_errors(
     assert dtype == torch.float32
     inputs = make_inputs(case, device, seed)
     got = outputs_and_gradients(case, inputs, wide=False)
-    again = outputs_and_gradients(case, inputs, wide=False)
+    # Programs of the interpreter run one after another, always alike: a second run says nothing.
+    again = got if device == "cpu" else outputs_and_gradients(case, inputs, wide=False)
     truth = outputs_and_gradients(case, inputs, wide=True)
     errors = {}
     for name, x in truth.items():

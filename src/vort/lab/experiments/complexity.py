@@ -1,11 +1,9 @@
 """Section complexity: time and memory of a layer against length, and against softmax attention."""
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, log, nan
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -153,28 +151,54 @@ def cost_of_layer(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     In a process of its own: the peak of a process counts from its start. `settings`: length, batch,
     repeats. Bytes are those of the device; on a CPU, what the process grew by, read on Linux only.
     """
-    request = json.dumps({"config": dict(config), **settings})
-    command = [sys.executable, "-c", "from vort.lab.experiments.complexity import _cost; _cost()"]
-    found = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise RuntimeError(found.stderr.strip().splitlines()[-1])
-    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
-    return result
+    context = _processes()
+    answers, there = context.Pipe(duplex=False)
+    process = context.Process(target=_cost, args=(there, dict(config), dict(settings)))
+    process.start()
+    there.close()
+    try:
+        found: dict[str, Any] | str = answers.recv()
+    except EOFError:
+        found = "its process died (out of memory?)"
+    finally:
+        answers.close()
+        process.kill()
+        process.join()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
 
 
-def _cost() -> None:
-    """Read a request, print the measurement: what `cost_of_layer` starts."""
+def _processes() -> Any:
+    """Where processes come from: forks of one that has loaded a layer, and has done nothing yet.
+
+    To load it takes longer than to time most layers. A process that forks must not have met a GPU:
+    where there is one, each is started afresh.
+    """
+    forks = "forkserver" in get_all_start_methods() and not torch.cuda.is_available()
+    context = get_context("forkserver" if forks else "spawn")
+    if forks:
+        context.set_forkserver_preload(["vort.layers", __name__])
+    return context
+
+
+def _cost(answers: Any, config: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Send the measurement, or what went wrong: what `cost_of_layer` starts."""
+    try:
+        answers.send(_measured(config, **settings))
+    except Exception as problem:
+        answers.send(f"{type(problem).__name__}: {problem}")
+
+
+def _measured(config: dict[str, Any], *, length: int, batch: int, repeats: int) -> dict[str, Any]:
     # Of the layer alone: a model's packages would take longer to load than most layers to time.
     from vort.layers import VortAttention
 
-    request = json.loads(sys.stdin.read())
-    length, batch = request["length"], request["batch"]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     # As when the table was begun: no output gate unless a cell says so.
-    layer = VortAttention(**{"output_gate": False, **request["config"]}).to(device)
-    width = request["config"]["hidden_size"]
-    x = torch.randn(batch, length, width, device=device, requires_grad=True)
+    layer = VortAttention(**{"output_gate": False, **config}).to(device)
+    x = torch.randn(batch, length, config["hidden_size"], device=device, requires_grad=True)
 
     def forward() -> Tensor:
         with torch.autocast(device.type, dtype, enabled=device.type == "cuda"):
@@ -192,9 +216,9 @@ def _cost() -> None:
     before = _memory(device, reset=True)
     both()
     peak = _memory(device) - before
-    times = {"forward": _median(infer, request["repeats"], device)}
-    times["forward_backward"] = _median(both, request["repeats"], device)
-    print(json.dumps({"length": length, "batch": batch, "times": times, "peak_bytes": peak}))
+    times = {"forward": _median(infer, repeats, device)}
+    times["forward_backward"] = _median(both, repeats, device)
+    return {"length": length, "batch": batch, "times": times, "peak_bytes": peak}
 
 
 def _median(call: Callable[[], None], repeats: int, device: torch.device) -> float:

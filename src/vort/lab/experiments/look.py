@@ -113,17 +113,22 @@ def _kind(kinds: dict[str, Tensor], row: int, position: int) -> str:
 
 def _fullest(first: Tensor, sources: Tensor, positions: int) -> tuple[int, int]:
     """Row and start of the window with the most pairs inside, then the most tokens in `first`."""
-    length = first.shape[1]
-    best, place = (-1, -1), (0, 0)
-    for row in range(first.shape[0]):
-        queries = (sources[row] >= 0).nonzero().flatten()
-        answers = sources[row, queries].long()
-        for start in range(max(1, length - positions + 1)):
-            inside = (answers >= start) & (queries < start + positions)
-            score = int(inside.sum()), int(first[row, start : start + positions].sum())
-            if score > best:
-                best, place = score, (row, start)
-    return place
+    rows, length = first.shape
+    starts = torch.arange(max(1, length - positions + 1))
+    ends = (starts + positions).clamp(max=length)
+    seen = torch.nn.functional.pad(first.long().cumsum(1), (1, 0))
+    row, queries = (sources >= 0).nonzero(as_tuple=True)
+    answers = sources[row, queries].long()
+    # A pair is inside from where its query stands last until where its answer stands first.
+    begins = (queries - positions + 1).clamp(min=0)
+    row, begins, answers = (x[begins <= answers] for x in (row, begins, answers))
+    change = torch.zeros(rows, length + 1, dtype=torch.long)
+    change.index_put_((row, begins), torch.ones_like(row), accumulate=True)
+    change.index_put_((row, answers + 1), -torch.ones_like(row), accumulate=True)
+    pairs = change.cumsum(1)[:, starts]
+    score = pairs * (positions + 1) + seen[:, ends] - seen[:, starts]
+    best = int(score.flatten().numpy().argmax())  # the first of the best, which torch does not say
+    return best // len(starts), best % len(starts)
 
 
 def _rounded(values: Tensor) -> list[list[float]]:

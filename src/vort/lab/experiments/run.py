@@ -1,7 +1,9 @@
 """Doing the cells that are missing, one after another or side by side: build, train, score."""
 
+import ctypes
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -37,6 +39,7 @@ __all__ = [
     "Pace",
     "data_workers",
     "default_workers",
+    "keep_memory",
     "run_as_they_come",
     "run_cell",
     "run_cells",
@@ -141,10 +144,8 @@ def run_cells(
     """
     missing = [cell for cell in cells if restart or not folder.finished(cell)]
     alone = [cell for cell in missing if EXPERIMENTS[cell.experiment].alone]
-    # Those that decode token by token take longest: nobody is to wait for one at the end.
-    together = sorted(
-        (c for c in missing if c not in alone), key=lambda c: not _BY_TOKEN & set(c.after)
-    )
+    # Nobody is to wait at the end for one that takes long and that no other can share.
+    together = sorted((c for c in missing if c not in alone), key=lambda c: not _is_long(c))
     for waiting, crew in ((together, min(workers, len(together))), (alone, 1)):
 
         def take(waiting: list[Cell] = waiting) -> Cell | None:
@@ -155,6 +156,12 @@ def run_cells(
             return None
 
         yield from run_as_they_come(take, folder, workers=crew, started=started)
+
+
+def _is_long(cell: Cell) -> bool:
+    """Whether a cell decodes token by token, or measures in one piece instead of training."""
+    by_token = bool(_BY_TOKEN & set(cell.after))
+    return by_token or EXPERIMENTS[cell.experiment].measure is not None
 
 
 def run_as_they_come(
@@ -222,6 +229,25 @@ def _prepare(cores: int) -> None:
     global _cores
     _cores = cores
     torch.set_num_threads(cores)
+    keep_memory()
+
+
+# Of glibc's mallopt: what is freed at the end of the heap goes back beyond so many bytes, the heap
+# grows by so many more than are asked for, and larger pieces than so many get pages of their own.
+_MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}
+
+
+def keep_memory() -> None:
+    """Have this process keep what it frees: a step that is given new pages waits for each of them.
+
+    Known to glibc; with other C libraries nothing changes. What is computed does not depend on it.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter, value in _MALLOPT.items():
+            library.mallopt(parameter, value)
 
 
 def data_workers(asked: int) -> int:
