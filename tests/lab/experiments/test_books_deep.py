@@ -99,7 +99,7 @@ def test_all_rows_enter_the_search_with_one_budget() -> None:
     assert [search.row for search in searches] == list(ROWS)
     for search in searches:
         first = search.next({})
-        # A mixture has a horizon to choose, too, and tries that at the best of its first rates.
+        # Rates alone: a horizon that is best at 2,048 says nothing of 131,072.
         assert len(first) == len(RATES)
         for cell in first:
             assert (cell.seed, cell.after, cell.training["steps"]) == (SEED, {}, 62)
