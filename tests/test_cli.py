@@ -66,7 +66,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
             "did you mean model.num_scales?",
         ),
         (["reproduce", "--only", "pilot", "--set", "task.lenght=1"], "did you mean task.length?"),
-        (["tune", "orders"], "books, books_deep, books_deeper, got 'orders'"),
+        (["tune", "orders"], "books_deep, books_deeper, needles, got 'orders'"),
         (["tune", "books", "--scale", "paper"], "books has no cells to tune at --scale paper"),
         (["tune", "pilot", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["figures", "nope"], "RUN_DIR must be a folder that vort reproduce wrote, got nope"),
