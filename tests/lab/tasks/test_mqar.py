@@ -97,3 +97,13 @@ def test_sequences_apart_share_a_setting_and_end_with_it() -> None:
     assert torch.equal(alone[0], task.batch("train", range(4, 8))["input_ids"][1])
     with pytest.raises(ValueError, match="apart must be at least 1, or None, got 0"):
         MQAR(length=128, apart=0)
+
+
+def test_sequences_of_a_seed_stay_what_they_were() -> None:
+    """Results of committed cells rest on them."""
+    task = MQAR(length=16, pairs=4, vocabulary=16, mixed=((8, 2), (16, 4)))
+    found = [task.batch(split, [1])["input_ids"][0].tolist() for split in ("train", "test")]
+    assert found == [
+        [12, 7, 14, 1, 15, 3, 8, 5, 14, 15, 12, 7, 1, 7, 5, 8],
+        [11, 6, 10, 5, 15, 2, 13, 1, 15, 11, 10, 6, 4, 13, 0, 5],
+    ]

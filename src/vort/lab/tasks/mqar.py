@@ -99,11 +99,14 @@ class MQAR(GeneratedTask):
 
     def _which(self, rng: np.random.Generator, split: Split, index: int) -> int:
         """The one of `mixed` that a sequence has."""
+        # Drawn whether it counts or not: what is drawn after it is then always the same.
+        drawn = int(rng.integers(len(self.mixed)))
         if split != "train":
             return index % len(self.mixed)
-        if self.apart is not None:
-            rng = stream(self.seed, f"{self.name} lengths", "train", index // self.apart)
-        return int(rng.integers(len(self.mixed)))
+        if self.apart is None:
+            return drawn
+        batch = stream(self.seed, f"{self.name} lengths", "train", index // self.apart)
+        return int(batch.integers(len(self.mixed)))
 
     def batch(self, split: Split, indices: Sequence[int]) -> Batch:
         """The sequences with these indices; see `Task.batch`. Those `apart` end together."""
