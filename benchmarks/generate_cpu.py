@@ -115,6 +115,7 @@ def measure(rounds: int, tokens: int, threads: int) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        "commit": os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT"),
         "command": "python benchmarks/generate_cpu.py",
         "shape": {
             "vocabulary": VOCABULARY,
