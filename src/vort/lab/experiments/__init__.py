@@ -11,11 +11,13 @@ from vort.lab.experiments.complexity import COMPLEXITY
 from vort.lab.experiments.entities import ENTITIES
 from vort.lab.experiments.experiment import Experiment
 from vort.lab.experiments.kernel import KERNEL
+from vort.lab.experiments.merged import MERGED
 from vort.lab.experiments.mqar import MQAR_TABLE
-from vort.lab.experiments.needles import DECODING, MERGED, NEEDLES, RULER_TABLE
+from vort.lab.experiments.needles import DECODING, NEEDLES
 from vort.lab.experiments.orders import ORDERS
 from vort.lab.experiments.plasticity import PLASTICITY
 from vort.lab.experiments.recall import LABEL_COPY, LITERAL, PILOT
+from vort.lab.experiments.ruler import RULER_TABLE
 from vort.lab.experiments.scan_babi import BABI_TABLE, SCAN_TABLE
 
 __all__ = ["EXPERIMENTS"]

@@ -1,11 +1,9 @@
-"""Needles in texts up to 131,072 tokens: what is found by length and depth, and merged memories."""
+"""Needles in texts up to 131,072 tokens: what is found by length and depth, and at what cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vort.lab.experiments.books import BOOKS_TASK, books_cell
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import BY_KEY, MODELS, build_model, sized
@@ -26,7 +24,15 @@ from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 from vort.lab.verdicts import Claim, judge_floor, judge_lead
 
-__all__ = ["DECODING", "MERGED", "NEEDLES", "RULER_TABLE", "long_config"]
+__all__ = [
+    "DECODING",
+    "NEEDLES",
+    "QUADRATIC",
+    "TRAINING",
+    "long_config",
+    "searched_rate",
+    "seeds_and_rows",
+]
 
 _MODEL: dict[Size, dict[str, Any]] = {
     "laptop": {
@@ -75,7 +81,7 @@ _TASK: dict[Size, dict[str, Any]] = {
         "values": 64,
     },
 }
-_TRAINING: dict[Size, dict[str, Any]] = {
+TRAINING: dict[Size, dict[str, Any]] = {
     "laptop": {
         "steps": 300,
         "batch_size": 8,
@@ -122,7 +128,7 @@ _ONCE = ("softmax", "hybrid_half", "gla", "gated_delta")
 _KINDS = {"one": "one needle", "all": "four needles, all of them right"}
 _FLOORS = {"one": 95.0, "all": 90.0}
 # Rows whose memory grows, or that attend to every pair of positions in training.
-_QUADRATIC = ("softmax", "hybrid_half", "h2o")
+QUADRATIC = ("softmax", "hybrid_half", "h2o")
 
 
 def long_config(size: Size, model: str) -> dict[str, Any]:
@@ -136,6 +142,22 @@ def long_config(size: Size, model: str) -> dict[str, Any]:
     return config
 
 
+def searched_rate(size: Size, row: str) -> tuple[str, dict[str, Any]]:
+    """Whose search a row's learning rate is from, and the rate."""
+    return first_searched((f"needles/{row}",), size, _RATE[size])
+
+
+def seeds_and_rows(size: Size) -> list[tuple[int, str]]:
+    """Of all cells, the first seed of every row before the second of any."""
+    first = _SEEDS[size][0]
+    return [
+        (seed, row)
+        for seed in _SEEDS[size]
+        for row in _ROWS[size]
+        if seed == first or row not in _ONCE
+    ]
+
+
 def _state_of_vort(size: Size) -> int:
     """Numbers that the memory of a layer of VORT keeps."""
     from vort.layers import VortAttention
@@ -145,8 +167,8 @@ def _state_of_vort(size: Size) -> int:
 
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
-    """All cells, the first seed of every row before the second of any."""
-    found = {row: first_searched((f"needles/{row}",), size, _RATE[size]) for row in _ROWS[size]}
+    """All cells."""
+    found = {row: searched_rate(size, row) for row in _ROWS[size]}
     return [
         Cell(
             experiment="needles",
@@ -155,19 +177,17 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
             seed=seed,
             task={**_TASK[size], "seed": seed},
             config=long_config(size, model),
-            training={**_TRAINING[size], **found[model][1]},
+            training={**TRAINING[size], **found[model][1]},
             search=found[model][0],
             after=_after(size, model),
         )
-        for seed in _SEEDS[size]
-        for model in _ROWS[size]
-        if seed == _SEEDS[size][0] or model not in _ONCE
+        for seed, model in seeds_and_rows(size)
     ]
 
 
 def _after(size: Size, model: str) -> dict[str, Any]:
     shape = dict(_MAP[size])
-    if model in _QUADRATIC:
+    if model in QUADRATIC:
         shape["sequences"] //= _FEWER
     found: dict[str, Any] = {"needles": shape}
     if model in _AGED:
@@ -343,7 +363,7 @@ def _claims(records: Sequence[Record], lengths: Sequence[int]) -> list[Claim]:
                 judge_floor(list(every.values()), _FLOORS[kind]),
             )
         )
-    rivals = [row for row in found if row != "vort" and row not in _QUADRATIC]
+    rivals = [row for row in found if row != "vort" and row not in QUADRATIC]
     for length in lengths[-2:]:
         gains = {row: _gain(ours, found[row], length) for row in rivals}
         known = {row: gain for row, gain in gains.items() if gain is not None}
@@ -466,257 +486,4 @@ DECODING = Experiment(
     summarise=summarise_decoding,
     measure=time_decoding,
     alone=True,
-)
-
-
-_BOOKS_ROWS = ("vort", "mixture_rates_gated")
-_BOOKS_MERGED: dict[str, Any] = {"read": 4096, "documents": (2, 8, 32), "sequences": 100}
-_BOOKS_LAYERS = (1, 4)
-
-
-def merged_cells(size: Size, data: Path | None = None) -> list[Cell]:
-    """Models of books, one layer and four; needles come from the other table's models."""
-    if size == "laptop" or data is None:
-        return []
-    task = {**BOOKS_TASK[size], "source": str(data)}
-    found = []
-    for layers in _BOOKS_LAYERS:
-        for model in _BOOKS_ROWS:
-            cell = books_cell("merged", size, model, 0, task, test_sequences=0)
-            found.append(
-                replace(
-                    cell,
-                    config={**cell.config, "num_hidden_layers": layers},
-                    after={"merged_bits": _BOOKS_MERGED},
-                    tags={"layers": layers},
-                )
-            )
-    return found
-
-
-def summarise_merged(records: Sequence[Record], size: Size) -> Summary:
-    """What merging costs: needles found and bits of books, by number of documents."""
-    needles = [record for record in records if "merged_needles" in record]
-    books = [record for record in records if "merged_bits" in record]
-    sheets = [_merged_sheet(needles)] if needles else []
-    if books:
-        sheets.append(_bits_sheet(books))
-    labels = labels_of((*needles, *books))
-    notes = [
-        "Documents are read apart, none knowing of the others; their states are aged in closed "
-        "form and added up, and what is asked is read after that. In one layer that is what "
-        "reading in a row leaves, but for the first tokens of each document; above it is an "
-        "approximation."
-    ]
-    return Summary(sheets, notes=notes if sheets else (), labels=labels)
-
-
-def _merged_sheet(records: Sequence[Record]) -> Sheet:
-    cuts = list(records[0]["merged_needles"]["merged"])
-    length = records[0]["merged_needles"]["length"]
-    rows = []
-    for row, members in by_row(records).items():
-        layers = str(members[0]["model"]["num_hidden_layers"])
-        for word, share in (("answers", ("answers", "asked")), ("texts", ("whole", "sequences"))):
-            found = [_merged_share(members, cut, share) for cut in (None, *cuts)]
-            rows.append([label_of(row), layers, word, *(show(x, 1) for x in found)])
-    return Sheet(
-        f"Four needles in {length:,} tokens, spread over documents that are read apart: right (%)",
-        ["model", "layers", "of", "in a row", *(f"{cut} documents" for cut in cuts)],
-        rows,
-    )
-
-
-def _merged_share(
-    members: Sequence[Record], cut: str | None, share: tuple[str, str]
-) -> Interval | None:
-    found = [
-        (m["cell"]["seed"], m["merged_needles"]["row" if cut is None else "merged"])
-        for m in members
-    ]
-    values = [(seed, x if cut is None else x[cut]) for seed, x in found]
-    return seed_interval((seed, 100 * x[share[0]] / x[share[1]]) for seed, x in values)
-
-
-def _bits_sheet(records: Sequence[Record]) -> Sheet:
-    first: Mapping[str, Any] = records[0]["merged_bits"]
-    cuts = list(first["merged"])
-    rows = []
-    for record in records:
-        bits = record["merged_bits"]
-        figures = [bits["nothing"], bits["row"], *(bits["merged"][cut] for cut in cuts)]
-        layers = str(record["model"]["num_hidden_layers"])
-        rows.append([label_of(record["cell"]["model"]), layers, *(f"{x:.4f}" for x in figures)])
-    return Sheet(
-        f"Books: bits a character of the {first['scored']:,} after {first['read']:,} that were "
-        "read apart",
-        ["model", "layers", "nothing", "in a row", *(f"{cut} documents" for cut in cuts)],
-        rows,
-    )
-
-
-MERGED = Experiment(
-    name="merged",
-    title="Memories that add up",
-    about="What it costs to read documents apart and to add up their states, against reading them "
-    "in a row: needles spread over 2, 8 and 32 documents, by the models of the needle map; and "
-    "bits of books after a text that was cut into as many.",
-    cells=merged_cells,
-    summarise=summarise_merged,
-    uses=("needles",),
-)
-
-
-_RULER_TASK: dict[str, Any] = {
-    "name": "ruler",
-    "kind": "all",
-    "length": 4096,
-    "mixed": (512, 1024, 2048, 4096),
-    "apart": 8,
-    # 300 steps: what is asked, before it lies far apart.
-    "short_first": 2400,
-    # As many as the codes of a text of 131,072 tokens take, and as are learned in so few steps.
-    "few_keys": 512,
-    "few_numbers": 64,
-}
-_RULER_TRAINING: dict[str, Any] = {**_TRAINING["paper"], "steps": 3000}
-_RULER: dict[str, Any] = {"lengths": (4096, 8192, 32_768, 131_072), "sequences": 220}
-# Lengths that VORT's average is held against its rivals' at.
-_RULER_JUDGED = ("32768", "131072")
-
-
-def ruler_cells(size: Size, data: Path | None = None) -> list[Cell]:
-    """One model for all eleven tasks, the first seed of every row first; at paper size alone.
-
-    Rates are those that were searched for needles.
-    """
-    if size == "laptop":
-        return []
-    found = {row: first_searched((f"needles/{row}",), size, _RATE[size]) for row in _ROWS[size]}
-    return [
-        Cell(
-            experiment="ruler",
-            size=size,
-            model=model,
-            seed=seed,
-            task={**_RULER_TASK, "seed": seed},
-            config=long_config(size, model),
-            training={**_RULER_TRAINING, **found[model][1]},
-            search=found[model][0],
-            after={"ruler": _RULER},
-        )
-        for seed in _SEEDS[size]
-        for model in _ROWS[size]
-        if seed == _SEEDS[size][0] or model not in _ONCE
-    ]
-
-
-def _of_tasks(record: Record, length: str) -> dict[str, float]:
-    """Answers of each task that are right, in percent."""
-    found = record["ruler"]["scores"][length]
-    return {task: 100 * right / max(1, asked) for task, (right, asked) in found.items()}
-
-
-def _average(record: Record, length: str) -> float:
-    shares = _of_tasks(record, length)
-    return sum(shares.values()) / len(shares)
-
-
-def summarise_ruler(records: Sequence[Record], size: Size) -> Summary:
-    """The average of all tasks by length, then answers by task at each."""
-    if not records:
-        return Summary([])
-    found, lengths = by_row(records), list(records[0]["ruler"]["scores"])
-    tasks = list(records[0]["ruler"]["scores"][lengths[0]])
-
-    def state(members: Sequence[Record], length: str) -> str:
-        return f"{members[0]['ruler']['state_numbers'][length]:,}"
-
-    def over(members: Sequence[Record], length: str, task: str | None = None) -> Interval | None:
-        return seed_interval(
-            (
-                m["cell"]["seed"],
-                _average(m, length) if task is None else _of_tasks(m, length)[task],
-            )
-            for m in members
-        )
-
-    sheets = [
-        Sheet(
-            "RULER's eleven synthetic tasks: answers right (%), average of tasks by length",
-            ["model", "state", *(f"{int(length):,}" for length in lengths)],
-            [
-                [
-                    label_of(row),
-                    state(members, lengths[-1]),
-                    *(show(over(members, length), 1) for length in lengths),
-                ]
-                for row, members in found.items()
-            ],
-        )
-    ]
-    for length in lengths:
-        rows = [
-            [
-                label_of(row),
-                state(members, length),
-                *(f"{_mean(over(members, length, task)):.0f}" for task in tasks),
-            ]
-            for row, members in found.items()
-        ]
-        title = f"The same by task, in {int(length):,} tokens"
-        sheets.append(Sheet(title, ["model", "state", *tasks], rows))
-    notes = [
-        "An answer is right if all its tokens are, given what stands before them. State: numbers "
-        "kept after a text of that length (of the longest, where lengths stand side by side).",
-        *training_notes(records, paper=False),
-        *has_note(records),
-    ]
-    return Summary(
-        sheets, _ruler_claims(as_planned(records)), notes=notes, labels=labels_of(records)
-    )
-
-
-def _ruler_claims(records: Sequence[Record]) -> list[Claim]:
-    found, claims = by_row(records), []
-    rivals = [row for row in found if row != "vort" and row not in _QUADRATIC]
-    if "vort" not in found or not rivals:
-        return []
-    ours = {record["cell"]["seed"]: record for record in found["vort"]}
-    for length in _RULER_JUDGED:
-        if length not in records[0]["ruler"]["scores"]:
-            continue
-        gains = {
-            row: seed_interval(
-                (m["cell"]["seed"], _average(ours[m["cell"]["seed"]], length) - _average(m, length))
-                for m in found[row]
-                if m["cell"]["seed"] in ours
-            )
-            for row in rivals
-        }
-        known = {row: gain for row, gain in gains.items() if gain is not None}
-        if not known:
-            continue
-        closest = min(known, key=lambda row: known[row].mean)
-        claims.append(
-            Claim(
-                "ours",
-                f"VORT's average over RULER's eleven synthetic tasks in {int(length):,} tokens is "
-                "ahead of every rival that trains in linear time",
-                f"closest is {label_of(closest)}: {show(known[closest], 1)} points, "
-                f"{seeds_of(known[closest])}",
-                judge_lead(list(known.values())),
-            )
-        )
-    return claims
-
-
-RULER_TABLE = Experiment(
-    name="ruler",
-    title="RULER's eleven synthetic tasks",
-    about="One model for all eleven, trained on texts of 512 to 4,096 tokens in a vocabulary of "
-    "words, the answers at the end, and tested to 131,072. An answer is right if all its tokens "
-    "are, given what stands before them.",
-    cells=ruler_cells,
-    summarise=summarise_ruler,
 )

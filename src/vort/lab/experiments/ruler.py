@@ -1,0 +1,185 @@
+"""RULER's eleven synthetic tasks as one task to train on: averages by length, answers by task."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vort.lab.experiments.cell import Cell, Size
+from vort.lab.experiments.experiment import Experiment, Record, Summary
+from vort.lab.experiments.needles import (
+    QUADRATIC,
+    TRAINING,
+    long_config,
+    searched_rate,
+    seeds_and_rows,
+)
+from vort.lab.experiments.recall import has_note
+from vort.lab.experiments.scores import (
+    as_planned,
+    by_row,
+    label_of,
+    labels_of,
+    seed_interval,
+    seeds_of,
+    show,
+    training_notes,
+)
+from vort.lab.report.tables import Sheet
+from vort.lab.training.metrics import Interval
+from vort.lab.verdicts import Claim, judge_lead
+
+__all__ = ["RULER_TABLE"]
+
+_TASK: dict[str, Any] = {
+    "name": "ruler",
+    "kind": "all",
+    "length": 4096,
+    "mixed": (512, 1024, 2048, 4096),
+    "apart": 8,
+    # 300 steps: what is asked, before it lies far apart.
+    "short_first": 2400,
+    # As many as the codes of a text of 131,072 tokens take, and as are learned in so few steps.
+    "few_keys": 512,
+    "few_numbers": 64,
+}
+_TRAINING: dict[str, Any] = {**TRAINING["paper"], "steps": 3000}
+_LONGER: dict[str, Any] = {"lengths": (4096, 8192, 32_768, 131_072), "sequences": 220}
+# Lengths that VORT's average is held against its rivals' at.
+_JUDGED = ("32768", "131072")
+
+
+def cells(size: Size, data: Path | None = None) -> list[Cell]:
+    """One model for all eleven tasks, the first seed of every row first; at paper size alone.
+
+    Rates are those that were searched for needles.
+    """
+    if size == "laptop":
+        return []
+    found = [(seed, row, searched_rate(size, row)) for seed, row in seeds_and_rows(size)]
+    return [
+        Cell(
+            experiment="ruler",
+            size=size,
+            model=model,
+            seed=seed,
+            task={**_TASK, "seed": seed},
+            config=long_config(size, model),
+            training={**_TRAINING, **rate},
+            search=search,
+            after={"ruler": _LONGER},
+        )
+        for seed, model, (search, rate) in found
+    ]
+
+
+def _of_tasks(record: Record, length: str) -> dict[str, float]:
+    """Answers of each task that are right, in percent."""
+    found = record["ruler"]["scores"][length]
+    return {task: 100 * right / max(1, asked) for task, (right, asked) in found.items()}
+
+
+def _average(record: Record, length: str) -> float:
+    shares = _of_tasks(record, length)
+    return sum(shares.values()) / len(shares)
+
+
+def _rounded(value: Interval | None) -> str:
+    return "–" if value is None else f"{value.mean:.0f}"
+
+
+def summarise(records: Sequence[Record], size: Size) -> Summary:
+    """The average of all tasks by length, then answers by task at each."""
+    if not records:
+        return Summary([])
+    found, lengths = by_row(records), list(records[0]["ruler"]["scores"])
+    tasks = list(records[0]["ruler"]["scores"][lengths[0]])
+
+    def state(members: Sequence[Record], length: str) -> str:
+        return f"{members[0]['ruler']['state_numbers'][length]:,}"
+
+    def over(members: Sequence[Record], length: str, task: str | None = None) -> Interval | None:
+        return seed_interval(
+            (
+                m["cell"]["seed"],
+                _average(m, length) if task is None else _of_tasks(m, length)[task],
+            )
+            for m in members
+        )
+
+    sheets = [
+        Sheet(
+            "RULER's eleven synthetic tasks: answers right (%), average of tasks by length",
+            ["model", "state", *(f"{int(length):,}" for length in lengths)],
+            [
+                [
+                    label_of(row),
+                    state(members, lengths[-1]),
+                    *(show(over(members, length), 1) for length in lengths),
+                ]
+                for row, members in found.items()
+            ],
+        )
+    ]
+    for length in lengths:
+        rows = [
+            [
+                label_of(row),
+                state(members, length),
+                *(_rounded(over(members, length, task)) for task in tasks),
+            ]
+            for row, members in found.items()
+        ]
+        title = f"The same by task, in {int(length):,} tokens"
+        sheets.append(Sheet(title, ["model", "state", *tasks], rows))
+    notes = [
+        "An answer is right if all its tokens are, given what stands before them. State: numbers "
+        "kept after a text of that length (of the longest, where lengths stand side by side).",
+        *training_notes(records, paper=False),
+        *has_note(records),
+    ]
+    return Summary(sheets, _claims(as_planned(records)), notes=notes, labels=labels_of(records))
+
+
+def _claims(records: Sequence[Record]) -> list[Claim]:
+    found, claims = by_row(records), []
+    rivals = [row for row in found if row != "vort" and row not in QUADRATIC]
+    if "vort" not in found or not rivals:
+        return []
+    ours = {record["cell"]["seed"]: record for record in found["vort"]}
+    for length in _JUDGED:
+        if length not in records[0]["ruler"]["scores"]:
+            continue
+        gains = {
+            row: seed_interval(
+                (m["cell"]["seed"], _average(ours[m["cell"]["seed"]], length) - _average(m, length))
+                for m in found[row]
+                if m["cell"]["seed"] in ours
+            )
+            for row in rivals
+        }
+        known = {row: gain for row, gain in gains.items() if gain is not None}
+        if not known:
+            continue
+        closest = min(known, key=lambda row: known[row].mean)
+        claims.append(
+            Claim(
+                "ours",
+                f"VORT's average over RULER's eleven synthetic tasks in {int(length):,} tokens is "
+                "ahead of every rival that trains in linear time",
+                f"closest is {label_of(closest)}: {show(known[closest], 1)} points, "
+                f"{seeds_of(known[closest])}",
+                judge_lead(list(known.values())),
+            )
+        )
+    return claims
+
+
+RULER_TABLE = Experiment(
+    name="ruler",
+    title="RULER's eleven synthetic tasks",
+    about="One model for all eleven, trained on texts of 512 to 4,096 tokens in a vocabulary of "
+    "words, the answers at the end, and tested to 131,072. An answer is right if all its tokens "
+    "are, given what stands before them.",
+    cells=cells,
+    summarise=summarise,
+)
