@@ -45,10 +45,15 @@ __all__ = [
 ROWS = (
     *("vort", "vort_first_window", "vort_s8", "exponential_learned_gated", "mixture_rates_gated"),
     *("uniform_power_law_gated", "gla", "mamba2", "gated_delta", "softmax", "none"),
-    *("hybrid_vort", "hybrid_gla"),
+    *("hybrid_vort", "hybrid_gla", "exponential_first_window", "mixture_first_window"),
 )
-# Left to the size that can tell it from VORT.
-_LACKS: dict[Size, tuple[str, ...]] = {"laptop": ("vort_first_window",), "paper": ()}
+# What VORT with fewer windows is held against: rivals that have as few.
+_FEW_WINDOWS = ("exponential_first_window", "mixture_first_window")
+# Left to the size that can tell them from rows with a window in every layer.
+_LACKS: dict[Size, tuple[str, ...]] = {
+    "laptop": ("vort_first_window", *_FEW_WINDOWS),
+    "paper": (),
+}
 # Rivals whose time is linear in length.
 LINEAR = (
     *("exponential_learned_gated", "mixture_rates_gated", "uniform_power_law_gated"),
@@ -317,22 +322,10 @@ def shown(difference: Difference) -> str:
 
 def _claims(planned: Mapping[str, Row], lengths: Sequence[int], trained: int) -> list[Claim]:
     """A lead in every class over rivals of linear time, one far out over attention, and a level."""
-    claims = []
     length = _judged(lengths, trained)
     ours = planned.get("vort", {}).get((length, None), {})
-    for rival in LINEAR:
-        found = differences(ours, planned.get(rival, {}).get((length, None), {}))
-        if found:
-            gains = [gain for name in found for gain in found[name].gains()]
-            claims.append(
-                Claim(
-                    "ours",
-                    f"{label_of('vort')} needs fewer bits than {label_of(rival)} in every class "
-                    f"of position up to {length:,}",
-                    _in_words(found),
-                    judge_lead(gains),
-                )
-            )
+    claims = _leads("vort", LINEAR, planned, length)
+    claims += _leads("vort_first_window", ("vort", *_FEW_WINDOWS), planned, length)
     far = differences(ours, planned.get("softmax", {}).get((length, None), {}))
     if far:
         last = far[class_of(length, ours)]
@@ -346,6 +339,26 @@ def _claims(planned: Mapping[str, Row], lengths: Sequence[int], trained: int) ->
             )
         )
     return claims + _level(planned, lengths)
+
+
+def _leads(row: str, rivals: Sequence[str], planned: Mapping[str, Row], length: int) -> list[Claim]:
+    """That a row needs fewer bits than each of its rivals, in windows of a length."""
+    ours = planned.get(row, {}).get((length, None), {})
+    claims = []
+    for rival in rivals:
+        found = differences(ours, planned.get(rival, {}).get((length, None), {}))
+        if found:
+            gains = [gain for name in found for gain in found[name].gains()]
+            claims.append(
+                Claim(
+                    "ours",
+                    f"{label_of(row)} needs fewer bits than {label_of(rival)} in every class "
+                    f"of position up to {length:,}",
+                    _in_words(found),
+                    judge_lead(gains),
+                )
+            )
+    return claims
 
 
 def class_of(end: int, by_seed: Mapping[int, Reading]) -> str:

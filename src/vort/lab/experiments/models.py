@@ -78,6 +78,8 @@ _EXPONENTIAL = {"memory": "exponential", "learn_rates": False}
 _SCALES = {"num_scales": BySize(laptop=8, paper=12)}
 _MIXTURE_AT_RATES = {"memory": "mixture", "rates_start": "basis", **_SCALES}
 _GATES = "read weights and a write gate"
+_FIRST_WINDOW = {"layer_settings": [{}, *({"sliding_window": 0} for _ in range(3))]}
+_FIRST_ALONE = "a window in the first of four layers alone"
 
 # Rows of the paper's tables, and what stands beside them.
 _TABLES: dict[str, Model] = {
@@ -209,9 +211,21 @@ _PARTS_OFF: dict[str, Model] = {
     ),
     "vort_first_window": Model(
         "VORT, a window in every fourth layer",
-        {"layer_settings": [{}, *({"sliding_window": 0} for _ in range(3))]},
-        has=f"a window in the first of four layers alone; an order for each token, {_GATES}",
+        _FIRST_WINDOW,
+        has=f"{_FIRST_ALONE}; an order for each token, {_GATES}",
         kin="vort",
+    ),
+    "exponential_first_window": Model(
+        "Exponential, learned for each head, gated, a window in every fourth layer",
+        {"memory": "exponential", **_FIRST_WINDOW},
+        has=f"{_FIRST_ALONE}; a learned rate for each head and a write gate",
+        kin="exponential_learned_gated",
+    ),
+    "mixture_first_window": Model(
+        "Mixture at VORT's rates, gated, a window in every fourth layer",
+        {**_MIXTURE_AT_RATES, **_FIRST_WINDOW},
+        has=f"{_FIRST_ALONE}; as many rates as VORT, learned from where VORT's are, {_GATES}",
+        kin="mixture_rates_gated",
     ),
     "vort_one_scale": Model(
         "VORT, S = 1",
