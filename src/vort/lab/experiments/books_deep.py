@@ -45,10 +45,10 @@ __all__ = [
 ROWS = (
     *("vort", "vort_first_window", "vort_s8", "exponential_learned_gated", "mixture_rates_gated"),
     *("uniform_power_law_gated", "gla", "mamba2", "gated_delta", "softmax", "none"),
-    *("hybrid_vort", "hybrid_gla", "exponential_first_window", "mixture_first_window"),
+    *("hybrid_vort", "hybrid_gla", "exponential_first_window", "mixture_rates_first_window"),
 )
 # What VORT with fewer windows is held against: rivals that have as few.
-_FEW_WINDOWS = ("exponential_first_window", "mixture_first_window")
+_FEW_WINDOWS = ("exponential_first_window", "mixture_rates_first_window")
 # Left to the size that can tell them from rows with a window in every layer.
 _LACKS: dict[Size, tuple[str, ...]] = {
     "laptop": ("vort_first_window", *_FEW_WINDOWS),

@@ -221,7 +221,7 @@ _PARTS_OFF: dict[str, Model] = {
         has=f"{_FIRST_ALONE}; a learned rate for each head and a write gate",
         kin="exponential_learned_gated",
     ),
-    "mixture_first_window": Model(
+    "mixture_rates_first_window": Model(
         "Mixture at VORT's rates, gated, a window in every fourth layer",
         {**_MIXTURE_AT_RATES, **_FIRST_WINDOW},
         has=f"{_FIRST_ALONE}; as many rates as VORT, learned from where VORT's are, {_GATES}",
