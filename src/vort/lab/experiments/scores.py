@@ -226,14 +226,18 @@ def seeds_of(value: Interval) -> str:
 
 def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of) -> str:
     """The learning rate of each row, and which were not searched."""
-    rates = {row_of(r): r["training"].get("learning_rate") for r in records}
+    # A row whose seeds were trained at several rates names them all.
+    rates = {
+        row: " and ".join(f"{x:g}" for x in sorted({r["training"]["learning_rate"] for r in own}))
+        for row, own in by_row(records).items()
+    }
     unsearched = {row_of(r) for r in records if r.get("searched") is False}
     if len(set(rates.values())) == 1:
         every = ", not searched" if unsearched == set(rates) else ""
-        rate = f"Learning rate: {next(iter(rates.values())):g} for all{every}."
+        rate = f"Learning rate: {next(iter(rates.values()))} for all{every}."
         return rate + _earlier(records, label)
     shown = [
-        f"{label(row)} {rate:g}" + (" (not searched)" if row in unsearched else "")
+        f"{label(row)} {rate}" + (" (not searched)" if row in unsearched else "")
         for row, rate in rates.items()
     ]
     return f"Learning rate: {', '.join(shown)}.{_earlier(records, label)}"
