@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 
 from vort.fractional import PowerLawBasis
 from vort.memories import Router
 from vort.memories.vort import OrderProjection
+from vort.models import VortConfig, VortForCausalLM
 
 HIDDEN, HEADS = 12, 3
 
@@ -108,6 +111,36 @@ def test_heads_can_start_at_orders_of_their_own() -> None:
         router(order_start=[0.2, 0.7])
     with pytest.raises(ValueError, match="order_start must lie in"):
         router(order_start=[0.2, 0.7, 1.2])
+
+
+def test_heads_can_begin_to_read_around_scales_of_their_own() -> None:
+    made = router(num_scales=12, read_start="spread")
+    read = made(torch.zeros(1, 1, HIDDEN)).read[0, 0]
+    # From quick to slow, as orders are from low to high; scales are in the order of their rates.
+    assert read.argmax(-1).tolist() == [9, 5, 1]
+    assert made.order.bias.diff().gt(0).all()
+    torch.testing.assert_close(read.mean(-1), torch.ones(HEADS))
+    assert read.min() > 1e-3  # nothing is out of reach
+    even = router(num_scales=12)(torch.zeros(1, 1, HIDDEN)).read
+    torch.testing.assert_close(even, torch.ones_like(even))
+
+
+def test_where_reading_begins_is_kept_in_a_model_and_drawn_like_other_weights() -> None:
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "num_scales": 8}
+    models = {}
+    for start in ("even", "spread"):
+        torch.manual_seed(0)
+        models[start] = VortForCausalLM(VortConfig(**sizes, read_start=start))
+    even, spread = (models[x].model.memories[0].router.gates.read for x in ("even", "spread"))
+    torch.testing.assert_close(spread.weight, even.weight, atol=0, rtol=0)
+    assert even.bias.eq(0).all()
+    assert spread.bias.view(2, 8).argmax(-1).tolist() == [5, 1]
+
+
+@pytest.mark.parametrize("other", [{"routing": "banks"}, {"read_weights": False}])
+def test_reading_begins_at_scales_only_where_they_are_weighed_and_in_order(other: Any) -> None:
+    with pytest.raises(ValueError, match='read_start="spread" needs read_weights over scales'):
+        router(read_start="spread", **other)
 
 
 def test_learned_rates_start_at_those_of_the_basis() -> None:

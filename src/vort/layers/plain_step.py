@@ -20,7 +20,7 @@ from vort.layers.cache import LayerStates
 from vort.layers.parts import RMSNorm, VortMLP
 from vort.layers.vort_attention import VortAttention
 from vort.memories import LayerSettings, State
-from vort.memories.retention_memory import GateProjection
+from vort.memories.retention_memory import GateProjection, SpreadReading
 from vort.memories.vort import OrderProjection, Router, VortMemory
 from vort.ops.feature_maps import HedgehogFeatures
 from vort.ops.linear import is_watched
@@ -36,8 +36,8 @@ _KNOWN = {
     "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window",
     "rope_theta", "memory", "routing", "horizon", "num_scales", "num_banks", "order_min",
     "order_start", "feature_map", "num_features", "normalizer", "include_self", "use_entropy",
-    "write_gate", "read_weights", "conv_size", "qk_norm", "output_norm", "output_gate",
-    "attention_bias", "rms_norm_eps",
+    "write_gate", "read_weights", "read_start", "conv_size", "qk_norm", "output_norm",
+    "output_gate", "attention_bias", "rms_norm_eps",
 }  # fmt: skip
 _NAMES = ("conv", "local.k", "local.v", "local.seen", "memory.G", "memory.b")
 _steps: "WeakKeyDictionary[nn.Module, PlainStep]" = WeakKeyDictionary()
@@ -370,7 +370,7 @@ def _block_fits(block: Any) -> bool:
         and all(type(norm) is RMSNorm for norm in norms)
         and _are_linear(*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         and all(type(m) is HedgehogFeatures and m.num_heads == heads for m in maps)
-        and all(type(gate) is GateProjection for gate in gates)
+        and all(type(gate) in (GateProjection, SpreadReading) for gate in gates)
         and type(router) is Router
         and type(router.order) is OrderProjection
         and router.routing == "continuous"

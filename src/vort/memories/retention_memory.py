@@ -14,7 +14,15 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
 
-__all__ = ["GateProjection", "Gates", "RetentionMemory", "Routing", "feature_maps", "widen"]
+__all__ = [
+    "GateProjection",
+    "Gates",
+    "RetentionMemory",
+    "Routing",
+    "SpreadReading",
+    "feature_maps",
+    "widen",
+]
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
 EPS_SIGNED = 1e-6
@@ -201,6 +209,37 @@ class GateProjection(nn.Linear):
     """
 
 
+class SpreadReading(GateProjection):
+    """Logits of read weights, where each head begins at a time scale of its own.
+
+    Heads begin from quick to slow, as their orders do: their logits are highest there, and lower
+    by `SLOPE` for every scale away. Neither end of the scales is anybody's start: the quickest
+    hold hardly more than the token itself, the slowest forgets nothing.
+    """
+
+    SLOPE = 0.7
+
+    def __init__(self, size: int, heads: int, num_scales: int) -> None:
+        self.heads = 0
+        super().__init__(size, heads * num_scales)
+        self.heads, self.num_scales = heads, num_scales
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Small weights, and biases around each head's scale."""
+        if not self.heads:
+            # Within `nn.Linear`: drawn as there, so that all else is drawn as without a start.
+            super().reset_parameters()
+            return
+        nn.init.normal_(self.weight, std=0.02)
+        with torch.no_grad():
+            middle = (self.num_scales - 1) / 2
+            ends = max(self.num_scales - 3.0, middle), min(1.0, middle)
+            own = torch.linspace(*ends, self.heads) if self.heads > 1 else torch.tensor([middle])
+            away = (torch.arange(self.num_scales) - own[:, None]).abs()
+            self.bias.copy_(-self.SLOPE * away.flatten())
+
+
 class Gates(nn.Module):
     """What a token says about its own writing and reading.
 
@@ -226,9 +265,13 @@ class Gates(nn.Module):
         self.write = GateProjection(size, heads) if settings.write_gate else None
         # One scale leaves nothing to weigh.
         weighs = settings.read_weights and num_scales > 1
-        self.read = GateProjection(size, heads * num_scales) if weighs else None
+        self.read: GateProjection | None = None
+        if weighs and settings.read_start == "spread":
+            self.read = SpreadReading(size, heads, num_scales)
+        elif weighs:
+            self.read = GateProjection(size, heads * num_scales)
         for projection in (self.write, self.read):
-            if projection is not None:
+            if type(projection) is GateProjection:
                 nn.init.normal_(projection.weight, std=0.02)
                 nn.init.zeros_(projection.bias)
 

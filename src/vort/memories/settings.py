@@ -81,6 +81,8 @@ class LayerSettings:
         write_gain: memory="mixture" has tokens scale what they write by a learned positive gain
             besides: "token", a gain for each head; "scale", one for each head and scale; "none".
         read_weights: queries weigh the time scales.
+        read_start: where those weights begin: "even", all scales alike, or "spread", each head
+            around a time scale of its own, from quick to slow.
         conv_size: positions of the short convolution on q, k, v; 0: none.
         qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
             step on, where products of small vectors are all alike, and cannot run away later.
@@ -127,6 +129,7 @@ class LayerSettings:
     write_gate: bool = True
     write_gain: str = "none"
     read_weights: bool = True
+    read_start: str = "even"
     conv_size: int = 4
     qk_norm: bool = True
     output_norm: bool = True
@@ -159,6 +162,7 @@ class LayerSettings:
         check_choice("normalizer", self.normalizer, NORMALIZERS)
         check_choice("write_gain", self.write_gain, ("none", "token", "scale"))
         check_choice("rates_start", self.rates_start, ("even", "basis"))
+        check_choice("read_start", self.read_start, ("even", "spread"))
         check_choice("order_input", self.order_input, ("hidden", "values"))
         self._check_sizes()
         self._check_starts()
@@ -173,6 +177,13 @@ class LayerSettings:
             )
 
     def _check_starts(self) -> None:
+        ordered = self.routing == "continuous" and self.memory != "gla_scales"
+        if self.read_start == "spread" and not (ordered and self.read_weights):
+            raise ValueError(
+                'read_start="spread" needs read_weights over scales from slow to quick, got '
+                f"read_weights={self.read_weights}, routing={self.routing!r}, "
+                f"memory={self.memory!r}"
+            )
         given, heads = self.order_start, self.num_attention_heads
         starts = given if isinstance(given, list) else [] if given is None else [given]
         if not all(0 < start < 1 for start in starts):

@@ -15,6 +15,7 @@ from vort.memories.retention_memory import (
     Gates,
     RetentionMemory,
     Routing,
+    SpreadReading,
     widen,
 )
 from vort.memories.settings import LayerSettings, settings_of
@@ -327,7 +328,7 @@ def starting_shares(heads: int, start: float | Sequence[float] | None) -> Tensor
 
 
 # What a router's projections may be, and have biases, to be fused.
-_PLAIN = (GateProjection, OrderProjection)
+_PLAIN = (GateProjection, SpreadReading, OrderProjection)
 
 
 @lru_cache(maxsize=64)

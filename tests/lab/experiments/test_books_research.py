@@ -36,7 +36,8 @@ def test_the_baseline_is_vort_of_the_table_and_every_idea_changes_something_know
         assert cell.training["steps"] * cell.training["batch_size"] * cell.task["length"] == (
             450 * 32 * 2048
         )
-        assert cell.training["learning_rate"] == whole.training["learning_rate"]
+        # One for all, whatever a later search finds: else ideas old and new do not compare.
+        assert cell.training["learning_rate"] == 3e-3
 
 
 def test_no_test_book_is_read() -> None:
