@@ -47,6 +47,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "output_gate": (False, {}),
     "learn_rates": (False, {"memory": "exponential"}),
     "learn_basis": (True, {}),
+    "leak": (True, {}),
     "exponential_rate": (0.3, {"memory": "exponential"}),
     "rates_start": ("basis", {"memory": "mixture"}),
     "softmax_cache_size": (4, {"memory": "softmax"}),

@@ -143,6 +143,21 @@ def test_reading_begins_at_scales_only_where_they_are_weighed_and_in_order(other
         router(read_start="spread", **other)
 
 
+def test_with_a_leak_the_slowest_scale_forgets_over_the_horizon_and_no_other_changes() -> None:
+    kept, leaking = router(num_scales=6), router(num_scales=6, leak=True)
+    x = torch.randn(2, 5, HIDDEN)
+    torch.testing.assert_close(leaking(x).write, kept(x).write, atol=0, rtol=0)
+    rates = -leaking(x).log_decay
+    assert kept(x).log_decay[0] == 0
+    torch.testing.assert_close(rates[0], torch.tensor(1e-3))
+    torch.testing.assert_close(rates[1:], -kept(x).log_decay[1:])
+    leaking.set_horizon(5000)
+    torch.testing.assert_close(-leaking(x).log_decay[0], torch.tensor(2e-4))
+    assert (-router(num_scales=2, leak=True)(x).log_decay).diff() > 0
+    with pytest.raises(ValueError, match='leak needs routing="continuous"'):
+        router(leak=True, routing="banks")
+
+
 def test_learned_rates_start_at_those_of_the_basis() -> None:
     plain, learned = router(num_scales=6), router(num_scales=6, learn_basis=True)
     x = torch.randn(2, 5, HIDDEN)

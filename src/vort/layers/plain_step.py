@@ -35,9 +35,9 @@ LARGEST = 50_000_000
 _KNOWN = {
     "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window",
     "rope_theta", "memory", "routing", "horizon", "num_scales", "num_banks", "order_min",
-    "order_start", "feature_map", "num_features", "normalizer", "include_self", "use_entropy",
-    "write_gate", "read_weights", "read_start", "conv_size", "qk_norm", "output_norm",
-    "output_gate", "attention_bias", "rms_norm_eps",
+    "order_start", "leak", "feature_map", "num_features", "normalizer", "include_self",
+    "use_entropy", "write_gate", "read_weights", "read_start", "conv_size", "qk_norm",
+    "output_norm", "output_gate", "attention_bias", "rms_norm_eps",
 }  # fmt: skip
 _NAMES = ("conv", "local.k", "local.v", "local.seen", "memory.G", "memory.b")
 _steps: "WeakKeyDictionary[nn.Module, PlainStep]" = WeakKeyDictionary()

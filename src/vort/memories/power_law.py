@@ -34,7 +34,7 @@ class UniformPowerLawMemory(RetentionMemory):
         s = self.settings
         if not s.order_min < START:
             raise ValueError(f"order_min must lie below the first order {START}, got {s.order_min}")
-        self.basis = fit_basis(s.horizon, s.num_scales, s.order_min)
+        self.basis = fit_basis(s.horizon, s.num_scales, s.order_min, s.leak)
         orders = self.num_heads if s.order_per_head else 1
         self.order_logit = nn.Parameter(torch.empty(orders), requires_grad=s.learn_rates)
         self.gates = Gates(s, s.num_scales)
@@ -91,6 +91,8 @@ class ExactPowerLawMemory(UniformPowerLawMemory):
         super().__init__(settings, **options)
         if self.settings.order_per_head:
             raise ValueError("order_per_head must be off: the exact kernel has one order for all")
+        if self.settings.leak:
+            raise ValueError("leak must be off: an exact kernel has no slowest scale")
         if self.settings.read_weights:
             raise ValueError("read_weights must be off: an exact kernel has no scales to weigh")
         if self.normalizer == "undecayed" and self.settings.write_gate:

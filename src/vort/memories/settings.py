@@ -92,6 +92,9 @@ class LayerSettings:
         learn_rates: whether "exponential" learns its rates and "uniform_power_law" its order.
         learn_basis: memory="vort" with continuous routing learns its rates too: each head has a
             factor for each rate of the basis, which starts at 1. What orders write stays as it is.
+        leak: the slowest scale of memory="vort" and "uniform_power_law" forgets too, over the
+            horizon. Without it, as in the paper, what lies beyond the horizon weighs as much as
+            what lies at it, however far it is.
         exponential_rate: where the rates of memory="exponential" start; spread over the time
             scales up to the horizon by default.
         rates_start: where the rates of memory="mixture" start: "even", in the logarithm from 1 to
@@ -136,6 +139,7 @@ class LayerSettings:
     output_gate: bool = True
     learn_rates: bool = True
     learn_basis: bool = False
+    leak: bool = False
     exponential_rate: float | int | None = None
     rates_start: str = "even"
     softmax_cache_size: int | None = None
@@ -169,6 +173,11 @@ class LayerSettings:
         if self.learn_basis and self.routing != "continuous":
             raise ValueError(
                 f'learn_basis needs routing="continuous", whose rates orders share, '
+                f"got {self.routing!r}"
+            )
+        if self.leak and self.routing != "continuous":
+            raise ValueError(
+                f'leak needs routing="continuous", whose slowest scale keeps for good, '
                 f"got {self.routing!r}"
             )
         if self.exponential_rate is not None and not 0 < self.exponential_rate < math.inf:

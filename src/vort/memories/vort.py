@@ -99,7 +99,7 @@ class Router(nn.Module):
 
     Args:
         settings: of the layer: routing, horizon, num_scales, num_banks, order_min (the d above),
-            order_start, order_input, learn_basis, use_entropy, use_entity, write_gate,
+            order_start, order_input, learn_basis, leak, use_entropy, use_entity, write_gate,
             read_weights.
         **options: or the same by name.
 
@@ -118,6 +118,7 @@ class Router(nn.Module):
         self.use_entropy = s.use_entropy
         self.use_entity = s.use_entity
         self.order_input = s.order_input
+        self.leak = s.leak
         self._rule = (s.num_banks, s.num_scales)
         self._calibrate(s.horizon)
         _, kv_heads, head_dim = s.head_sizes()
@@ -276,7 +277,7 @@ class Router(nn.Module):
         self._banks: dict[torch.device, tuple[Tensor, Tensor]] = {}
         banks, scales = self._rule
         if self.routing == "continuous":
-            self.basis = fit_basis(horizon, scales, self.order_min)
+            self.basis = fit_basis(horizon, scales, self.order_min, self.leak)
             self._log_decay = self.basis.log_decay
             return
         # Constants, so not on the meta device where Hugging Face builds a model to be loaded.
@@ -332,6 +333,18 @@ _PLAIN = (GateProjection, SpreadReading, OrderProjection)
 
 
 @lru_cache(maxsize=64)
-def fit_basis(horizon: int, num_scales: int, order_min: float) -> PowerLawBasis:
-    """`PowerLawBasis.fit`, remembered: a fit takes seconds, and layers ask for the same one."""
-    return PowerLawBasis.fit(horizon, num_scales, order_min=order_min)
+def fit_basis(horizon: int, num_scales: int, order_min: float, leak: bool = False) -> PowerLawBasis:
+    """`PowerLawBasis.fit`, remembered: a fit takes seconds, and layers ask for the same one.
+
+    leak: its slowest scale, which keeps for good, forgets over the horizon instead; the
+        certificate is that of the basis without.
+    """
+    basis = PowerLawBasis.fit(horizon, num_scales, order_min=order_min)
+    if not leak:
+        return basis
+    rates = basis.rates.copy()
+    # Slower than the next, however few there are.
+    rates[0] = min([1 / horizon, *rates[1:2] / 2])
+    return PowerLawBasis(
+        rates, basis.polynomials, basis.horizon, basis.order_min, basis.certificate
+    )

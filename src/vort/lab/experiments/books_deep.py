@@ -49,6 +49,8 @@ ROWS = (
 )
 # What VORT with fewer windows is held against: rivals that have as few.
 _FEW_WINDOWS = ("exponential_first_window", "mixture_rates_first_window")
+# A picture of all rows is one of none.
+_NOT_DRAWN = ("vort_first_window", *_FEW_WINDOWS)
 # Left to the size that can tell them from rows with a window in every layer.
 _LACKS: dict[Size, tuple[str, ...]] = {
     "laptop": ("vort_first_window", *_FEW_WINDOWS),
@@ -187,7 +189,8 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         sheet for length in lengths for sheet in [differences_sheet(length, planned)] if sheet.rows
     ]
     claims = _claims(planned, lengths, trained)
-    curves = _curves(found, lengths[-1:])
+    drawn = {row: kept for row, kept in planned.items() if row not in _NOT_DRAWN}
+    curves = _curves(drawn, lengths[-1:])
 
     def draw(path: Path) -> None:
         from vort.lab.report.figures.results import draw_reading
@@ -196,10 +199,10 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         draw_reading(path, curves, trained, title)
 
     caption = (
-        "Bits per character by position, mean over books and seeds; lower is better. Dotted: the "
-        "length of the windows in training."
+        "Bits per character by position, mean over books and seeds, and how many more than the "
+        "first row needs; lower is better. Dotted: the length of the windows in training."
     )
-    figures = [Figure("reading.png", caption, draw)] if curves else []
+    figures = [Figure("reading.png", caption, draw)] if len(curves) > 1 else []
     return Summary(sheets, claims, figures, _notes(records, size), labels_of(records))
 
 

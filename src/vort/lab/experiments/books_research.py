@@ -170,10 +170,17 @@ IDEAS: tuple[Idea, ...] = (
         {"horizon": 131072},
     ),
     Idea(
-        "spread_and_long",
-        "both: heads read around scales of their own, horizon 131,072",
+        "leak",
+        "the slowest scale forgets over the horizon",
+        "Changes less than .002 bits up to 8,192, and gains beyond, where what never fades would "
+        "grow without end.",
+        {"leak": True},
+    ),
+    Idea(
+        "spread_and_leak",
+        "both: heads read around scales of their own, the slowest forgets",
         "As much as both alone.",
-        {"read_start": "spread", "horizon": 131072},
+        {"read_start": "spread", "leak": True},
     ),
     Idea(
         "one_rate_a_head",

@@ -101,26 +101,41 @@ def draw_by_position(
 def draw_reading(
     path: str | Path, curves: Mapping[str, Mapping[int, float]], trained: int, title: str
 ) -> None:
-    """Bits against position, both axes logarithmic, one line a row; dotted: the trained length.
+    """Bits against position, and bits more than the first row; dotted: the trained length.
+
+    The second picture ends where the rows do that lie together: one far off leaves it.
 
     curves: of each row, the bits of every class by where that ends; a point stands in its middle.
     """
-    with figure(path, 1, 9.2, 4.8) as (axis,):
+    ours = next(iter(curves.values()))
+    more = {
+        label: {end: bits[end] - ours[end] for end in bits if end in ours}
+        for label, bits in curves.items()
+    }
+    with figure(path, 2, 12.6, 4.4) as (left, right):
         for (label, bits), line in zip(curves.items(), line_looks(), strict=False):
-            ends = np.array(sorted(bits))
-            # Of the first class, which begins at 0, the middle in the logarithm is nowhere.
-            begins = np.append(ends[0] / 4, ends[:-1])
-            width = 2.6 if label.startswith("VORT (") else 1.5
-            values = [bits[int(end)] for end in ends]
-            axis.plot(np.sqrt(begins * ends), values, label=label, lw=width, **line)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:.2f}")
-        axis.yaxis.set_minor_formatter("{x:.2f}")
-        axis.xaxis.set_major_formatter("{x:,.0f}")
-        axis.axvline(trained, color=GREY, ls=":", lw=1.2)
-        axis.set(xlabel="position", ylabel="bits per character", title=title)
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+            width = 2.6 if bits is ours else 1.5
+            for axis, values in ((left, bits), (right, more[label])):
+                ends = np.array(sorted(values))
+                # Of the first class, which begins at 0, the middle in the logarithm is nowhere.
+                begins = np.append(ends[0] / 4, ends[:-1])
+                points = [values[int(end)] for end in ends]
+                axis.plot(np.sqrt(begins * ends), points, label=label, lw=width, **line)
+        for axis in (left, right):
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter("{x:,.0f}")
+            axis.axvline(trained, color=GREY, ls=":", lw=1.2)
+        left.set_yscale("log")
+        left.yaxis.set_major_formatter("{x:.2f}")
+        left.yaxis.set_minor_formatter("{x:.2f}")
+        left.set(xlabel="position", ylabel="bits per character", title=title)
+        largest = sorted(max(map(abs, values.values())) for values in more.values())
+        near = 1.15 * largest[len(largest) * 3 // 4]
+        least = min(min(values.values()) for values in more.values())
+        if near:
+            right.set_ylim(1.15 * max(least, -near) - 0.05 * near, near)
+        right.set(xlabel="position", title=f"Bits more than {next(iter(curves))}")
+        right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
