@@ -7,9 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from vort.lab.tasks import BABI, CFQ, IGNORED, SCAN, SPLITS, WikiHop, answers_right, make_task
+from vort.lab.experiments.models import MODELS, sized
+from vort.lab.tasks import (
+    BABI,
+    CFQ,
+    IGNORED,
+    SCAN,
+    SPLITS,
+    Batch,
+    WikiHop,
+    answers_right,
+    make_task,
+)
 from vort.lab.tasks.question_files import read_hotpotqa, read_squad, read_wikihop
 from vort.lab.tasks.stored import Example, hold_out
+from vort.lab.training import Scorer
+from vort.lab.training.data import compact
 
 # A folder with the unpacked archives of SCAN and bAbI.
 DATA = os.environ.get("VORT_DATA", "")
@@ -107,6 +120,74 @@ def test_packed_training_loses_no_story(tmp_path: Path) -> None:
     assert torch.equal(alone["input_ids"][0], batch["input_ids"][5])
     other = BABI(source=task.source, length=50, seed=1).batch("train", range(9))
     assert not torch.equal(other["buckets"], batch["buckets"][:9])
+
+
+def reader(kind: str, vocabulary: int) -> torch.nn.Module:
+    """A small model of a row of the table, or one of the library's own."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if kind == "Llama":
+        transformers = pytest.importorskip("transformers")
+        more = {"intermediate_size": 32, "num_key_value_heads": 2, "pad_token_id": None}
+        config = transformers.LlamaConfig(vocab_size=vocabulary, **sizes, **more)
+        return transformers.LlamaForCausalLM(config)
+    models = pytest.importorskip("vort.models")
+    sizes |= {"num_scales": 3, "horizon": 64, "sliding_window": 8}
+    settings = sized("laptop", sizes, {}, MODELS[kind].settings)
+    return models.VortForCausalLM(models.VortConfig(vocab_size=vocabulary, **settings))
+
+
+@pytest.mark.parametrize(
+    "kind", ["vort", "softmax", "exponential_learned_gated", "gla", "mixture_rates_gated", "Llama"]
+)
+def test_what_a_story_costs_does_not_depend_on_the_stories_packed_beside_it(
+    tmp_path: Path, kind: str
+) -> None:
+    task = BABI(source=str(babi_files(tmp_path / "babi")), length=80)
+    batch = task.batch("train", range(3))
+    begins = (batch["input_ids"] == task.vocab_size - 2).nonzero()[:, 1].view(3, -1)
+    second, third = begins[0, 1:3].tolist()
+    model = reader(kind, task.vocab_size).eval()
+    with torch.no_grad():  # so that memories matter
+        for weight in model.parameters():
+            weight += 0.3 * torch.randn_like(weight)
+    scorer = Scorer(model, task.num_classes)
+
+    def logits(rows: Batch) -> torch.Tensor:
+        small = compact(rows)
+        places = small["positions"] % task.length
+        with torch.no_grad():
+            return scorer(small)["logits"][(places >= second) & (places < third)].view(3, 3, -1)
+
+    found = logits(batch)
+    others = batch["input_ids"].clone()
+    others[:, :second] = torch.randint(task.vocab_size, (3, second))
+    others[:, third:] = torch.randint(task.vocab_size, (3, task.length - third))
+    torch.testing.assert_close(logits({**batch, "input_ids": others}), found)
+    # As in tests, where a story stands alone.
+    alone = task.batch("test", range(3))
+    story = batch["input_ids"][:, second:third]
+    assert torch.equal(alone["input_ids"][:, : third - second], story)
+    with torch.no_grad():
+        expected = scorer(compact(alone))["logits"].view(3, 3, -1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_one_example_have_no_bounds_and_a_model_without_positions_is_told(
+    tmp_path: Path,
+) -> None:
+    task = BABI(source=str(babi_files(tmp_path / "babi")), length=50)
+    assert "position_ids" not in task.batch("test", [0])
+    assert "position_ids" not in SCAN(source=str(scan_files(tmp_path))).batch("train", [0])
+    batch = task.batch("train", [0, 1])
+    begins = batch["input_ids"] == task.vocab_size - 2
+    assert torch.equal(batch["position_ids"] == 0, begins)
+    sizes = (task.vocab_size, 8), (8, task.num_classes)
+    plain = torch.nn.Sequential(torch.nn.Embedding(*sizes[0]), torch.nn.Linear(*sizes[1]))
+    with pytest.raises(TypeError, match=r"Sequential must take position_ids .* packed=False"):
+        Scorer(plain, task.num_classes)(compact(batch))
+    apart = BABI(source=task.source, length=50, packed=False)
+    assert Scorer(plain, task.num_classes)(compact(apart.batch("train", [0])))["loss"] > 0
 
 
 def cfq_files(folder: Path) -> Path:

@@ -39,7 +39,8 @@ class StoredTask(Task):
     Args:
         source: folder of the files.
         length: T; examples that are longer are an error.
-        packed: training sequences hold as many examples as fit, in a random order.
+        packed: training sequences hold as many examples as fit, in a random order; batches then
+            have the `position_ids` by which a model keeps them apart.
         seed: of that order.
     """
 
@@ -140,20 +141,26 @@ class StoredTask(Task):
         tokens = np.full(shape, self.vocab_size - 1, dtype=np.int64)
         labels = np.full(shape, IGNORED, dtype=np.int64)
         buckets = np.full(shape, -1, dtype=np.int8)
+        # What fills a row up is read with its last example, by nobody.
+        positions = np.tile(np.arange(self.length), (len(indices), 1))
         for b, index in enumerate(indices):
             end = 0
             for one in self._rows[split][index]:
                 begin, end = end, end + 1 + len(one.words)
+                positions[b, begin:] = np.arange(self.length - begin)
                 tokens[b, begin:end] = self._encode(("<begin>", *one.words))
                 places = begin + np.array(one.asked, dtype=np.int64)
                 labels[b, places] = tokens[b, places + 1]
                 buckets[b, places] = one.bucket
-        return {
+        batch: Batch = {
             "input_ids": torch.from_numpy(tokens),
             "labels": torch.from_numpy(labels),
             "buckets": torch.from_numpy(buckets),
             "sources": torch.full(shape, -1, dtype=torch.int32),
         }
+        if self.packed and split == "train":
+            batch["position_ids"] = torch.from_numpy(positions)
+        return batch
 
     def _encode(self, words: Sequence[str]) -> Integers:
         return np.array([self._numbers[word] for word in words], dtype=np.int64)

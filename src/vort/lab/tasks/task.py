@@ -56,6 +56,8 @@ class Batch(TypedDict):
         buckets: index into the task's `bucket_names` at labelled positions, -1 elsewhere; int8.
         sources: position that holds the answer, where there is one; -1 elsewhere; int32.
         entity_mask: 1 at tokens that name an entity; only in tasks that have entities.
+        position_ids: places counted anew from each sequence packed into a row, none of which may
+            see another; only where rows hold several. int64.
     """
 
     input_ids: Tensor
@@ -63,6 +65,7 @@ class Batch(TypedDict):
     buckets: Tensor
     sources: Tensor
     entity_mask: NotRequired[Tensor]
+    position_ids: NotRequired[Tensor]
 
 
 class Task(ABC):

@@ -78,6 +78,8 @@ def compact(batch: Batch) -> dict[str, Tensor]:
     }
     if "entity_mask" in batch:
         found["entity_mask"] = batch["entity_mask"]
+    if "position_ids" in batch:
+        found["position_ids"] = batch["position_ids"]
     return found
 
 

@@ -32,7 +32,7 @@ class Scorer(nn.Module):
     Args:
         model: called with `input_ids` `[B, T]`, and with `labels` if it is no Hugging Face model
             and takes them (unshifted, -100 where nothing is asked); `entity_mask` goes to models
-            that take it.
+            that take it, and `position_ids` where rows hold several sequences.
         num_classes: logits beyond these are cut off: no label is there.
         objective: the loss to train on instead of cross-entropy.
     """
@@ -49,7 +49,7 @@ class Scorer(nn.Module):
         self.hugging_face = hasattr(model, "get_output_embeddings")
         # A state to go on from, which nobody will, is memory and time.
         self.options = {"use_cache": False} if "use_cache" in names else {}
-        self.extras = [name for name in ("entity_mask",) if name in names]
+        self.extras = [name for name in ("entity_mask", "position_ids") if name in names]
         self.wants_labels = "labels" in names and not self.hugging_face
         self.has_parts = self._parts_are_all()
 
@@ -57,6 +57,11 @@ class Scorer(nn.Module):
         """Scores of a compact batch: `input_ids` `[B, T]`, flat `positions` and `targets` `[N]`."""
         if self.training and self.objective is not None:
             return Scores(loss=self.objective(self.model, batch))
+        if "position_ids" in batch and "position_ids" not in self.extras:
+            raise TypeError(
+                f"{type(self.model).__name__} must take position_ids to learn from rows of several "
+                "sequences, which may not see each other; or set the task's packed=False"
+            )
         given: dict[str, Any] = {name: batch[name] for name in self.extras if name in batch}
         given |= self.options
         targets, positions = batch["targets"], batch["positions"]
