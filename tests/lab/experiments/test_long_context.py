@@ -16,7 +16,7 @@ from vort.lab.experiments.models import build_model
 from vort.lab.experiments.mqar import _best, _claims
 from vort.lab.experiments.needles import long_config
 from vort.lab.experiments.run import run_cell
-from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS
+from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS, _right
 from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task
 from vort.lab.training import TrainingConfig
@@ -273,17 +273,35 @@ def test_cells_from_a_users_files_become_a_table(tmp_path: Path, name: str, answ
     summary = summarise(EXPERIMENTS[name], folder, "paper", data=data).summary
     sheet, notes = summary.sheets[0], summary.notes
     if name == "babi":
-        assert sheet.headings[-6:] == list(PUBLISHED_MEANS)
-        assert {"LSTM", "Transformer"} <= set(PUBLISHED_MEANS)
-        assert sheet.rows[-2][-6:] == ["16.7", "9.7", "6.4", "27.3", "22.1", "0.5"]
-        assert sheet.rows[0][-3:] == ["–"] * 3  # not given by task
+        assert sheet.headings[-7:] == list(PUBLISHED_MEANS)
+        assert sheet.rows[-2][-7:] == ["27.3", "16.7", "9.7", "6.4", "1.1", "22.1", "0.5"]
+        assert sheet.rows[0][-7:-2] == ["28.4", "9.0", "0.0", "0.0", "0.0"]
+        assert sheet.rows[0][-2:] == ["–"] * 2  # not given by task
         assert any("arXiv 1807.03819" in note for note in notes)
         assert [row[0] for row in sheet.rows][-2:] == ["mean", "failed (> 5 %)"]
         assert any("arXiv 1807.02658" in note for note in notes)
     else:
         assert sheet.rows[0][3] == "–"  # what was not trained
-        assert sheet.rows[-1][2:6] == ["99.8", "20.8", "1.2", "–"]
-        assert any("arXiv 1711.00350" in note for note in notes)
+        published = {row[0]: row[2:] for row in sheet.rows[1:]}
+        best = "recurrent networks, the best for each split (Lake & Baroni 2018)"
+        assert published[best] == ["99.8", "20.8", "1.2", "–", "–", "–", "–"]
+        assert published["LSTM with attention (Keysers et al. 2020)"] == ["–"] * 6 + ["6.1"]
+        assert any("arXiv 1711.00350" in note and "arXiv 1912.09713" in note for note in notes)
+
+
+def test_the_mean_of_mcd_splits_is_of_seeds_that_have_all_three() -> None:
+    def found(seed: int, part: str, exact: float) -> dict:
+        return {
+            "cell": {"model": "vort", "seed": seed, "part": part},
+            "exact": {"all": {"exact": exact}},
+        }
+
+    parts = ("mcd1", "mcd2", "mcd3")
+    records = [found(0, part, share) for part, share in zip(parts, (0.1, 0.2, 0.6), strict=True)]
+    over = _right([*records, found(1, "mcd1", 0.9), found(0, "simple", 1.0)], parts)
+    assert over is not None
+    assert (round(over.mean, 9), over.count) == (30.0, 1)
+    assert _right(records[:2], parts) is None
 
 
 def test_without_a_users_files_there_are_no_cells(tmp_path: Path) -> None:
