@@ -17,6 +17,8 @@ from vort.lab.experiments.mqar import _best, _claims
 from vort.lab.experiments.needles import long_config
 from vort.lab.experiments.run import run_cell
 from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS, _right
+from vort.lab.experiments.scores import history_sheet
+from vort.lab.experiments.search import chosen_in
 from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task
 from vort.lab.training import TrainingConfig
@@ -185,6 +187,69 @@ def tiny_cell(**changes: Any) -> Cell:
         after={"needles": options, "merged_needles": merged},
         **changes,
     )
+
+
+def test_all_rows_of_needles_are_trained_as_long_at_rates_that_stay_searched() -> None:
+    cells = EXPERIMENTS["needles"].cells("paper", None)
+    assert {cell.training["steps"] for cell in cells} == {6000}
+    rates = {cell.model: (cell.training["learning_rate"], cell.search) for cell in cells}
+    assert rates["vort"] == (0.00097, "needles/vort")
+    assert chosen_in("needles/vort", "paper") == "stage 1"
+    # RULER trains as before, and so does laptop size.
+    assert {cell.training["steps"] for cell in EXPERIMENTS["ruler"].cells("paper", None)} == {3000}
+    laptop = EXPERIMENTS["needles"].cells("laptop", None)
+    folder = RunFolder(Path(__file__).parents[3] / "results" / "laptop")
+    assert all(folder.finished(cell) for cell in laptop)
+
+
+def needles_record(steps: int, right: int, **more: Any) -> dict[str, Any]:
+    found = {
+        str(length): {
+            "whole": right,
+            "sequences": 10,
+            "right": [right],
+            "asked": [10],
+            "answers": 4 * right,
+        }
+        for length in (4096, 131_072)
+    }
+    return {
+        "experiment": "needles",
+        "cell": {"task": "multi_needle", "model": "vort", "seed": 0},
+        "task": {"length": 4096},
+        "training": {"learning_rate": 1e-3},
+        "validation": {"all": {"bits": 0.5}},
+        "needles": {
+            "one": found,
+            "all": found,
+            "depths": [0.5],
+            "needles": 4,
+            "state_numbers": {"131072": 8},
+        },
+        "steps": steps,
+        "parameters": 1,
+        "searched": False,
+        "made_by": {"commit": "abcdef0123", "code": "x"},
+        **more,
+    }
+
+
+def test_needles_of_a_former_plan_are_told_and_once_replaced_stay_in_sight() -> None:
+    experiment = EXPERIMENTS["needles"]
+    before, after = needles_record(2000, 3), needles_record(6000, 9)
+    notes = experiment.summarise([before], "paper").notes
+    assert "All rows are planned with 6,000 steps; those of 2,000 are of a former plan." in notes
+    tried = needles_record(2000, 3, cell={**before["cell"], "set": "training.steps=2000"})
+    notes = experiment.summarise([after, tried], "paper").notes
+    assert not any("former plan" in note for note in notes)
+    gone = {**before, "replaced": {"reason": "too short"}}
+    sheet = history_sheet([gone], [after], experiment.past)
+    assert sheet is not None
+    assert sheet.headings[3] == "four needles at the longest (%) then"
+    assert list(sheet.rows[0]) == [
+        *("VORT (ours)", "2,000 at 0.001", "0.500", "30.0", "90.0"),
+        *("commit abcdef0", "too short"),
+    ]
 
 
 def test_a_cell_of_needles_becomes_tables_and_a_picture(tmp_path: Path) -> None:

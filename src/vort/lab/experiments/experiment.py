@@ -96,6 +96,8 @@ class Experiment:
         alone: whether nothing else may run beside its cells: what is timed.
         searchable: whether `vort tune` can search settings for its models.
         decays: time constants to search for a fixed rate of decay, as shares of the length.
+        past: what is shown of results that were replaced, where they have no classes of a test
+            split: a heading, and from a result to its percentage, None without one.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Experiment:
     alone: bool = False
     searchable: bool = False
     decays: Mapping[Size, tuple[float, ...]] = field(default_factory=dict)
+    past: tuple[str, Callable[[Record], float | None]] | None = None
 
     def settings(self, cell: Cell) -> dict[str, list[str]]:
         """What `--set` can change of a cell: the settings of its task, model and training."""

@@ -395,7 +395,11 @@ def _commit_words(records: Sequence[Record], code: str) -> str:
     return f"of commit {', '.join(found)}"
 
 
-def history_sheet(past: Sequence[Record], records: Sequence[Record]) -> Sheet | None:
+def history_sheet(
+    past: Sequence[Record],
+    records: Sequence[Record],
+    figure: tuple[str, Callable[[Record], float | None]] | None = None,
+) -> Sheet | None:
     """What stood in a table before: its figure in the last class then and now, and why it went.
 
     Several seeds of a row that went together are one line. None where nothing was replaced.
@@ -403,10 +407,12 @@ def history_sheet(past: Sequence[Record], records: Sequence[Record]) -> Sheet | 
     Args:
         past: results of the history.
         records: those of today.
+        figure: what to show instead of the last class: a heading, and a result's percentage.
     """
+    heading, percentage = ("last class", _last_class) if figure is None else figure
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in past:
-        if any(name != "all" for name in record.get("test", {})):
+        if percentage(record) is not None:
             groups.setdefault(_replacement(record), []).append(record)
     rows = []
     # Generation by generation: a cell's oldest comes first.
@@ -414,16 +420,18 @@ def history_sheet(past: Sequence[Record], records: Sequence[Record]) -> Sheet | 
     for key in sorted(groups, key=lambda key: order.index(key[3])):
         row, place, trained, made, reason = key
         members = groups[key]
-        last = [name for name in members[0]["test"] if name != "all"][-1]
         seeds = {member["cell"]["seed"] for member in members}
         today = [
             record
             for record in records
             if (row_of(record), _place(record)) == (row, place) and record["cell"]["seed"] in seeds
         ]
-        score = TASKS[members[0]["cell"]["task"]].score
-        factor, digits = (100, 1) if score == "accuracy" else (1, 3)
-        then, now = (over_seeds(side, last, score, factor) for side in (members, today))
+        in_bits = figure is None and TASKS[members[0]["cell"]["task"]].score == "bits"
+        then, now = (
+            seed_interval((r["cell"]["seed"], x) for r in side if (x := percentage(r)) is not None)
+            for side in (members, today)
+        )
+        digits = 3 if in_bits else 1
         bits = [member["validation"]["all"]["bits"] for member in members]
         rows.append(
             [
@@ -436,8 +444,17 @@ def history_sheet(past: Sequence[Record], records: Sequence[Record]) -> Sheet | 
         )
     if not rows:
         return None
-    headings = ["model", "steps, rate", "validation bits", "last class then", "now", "made", "why"]
+    headings = ["model", "steps, rate", "validation bits", f"{heading} then", "now", "made", "why"]
     return Sheet("Results that were replaced", headings, rows)
+
+
+def _last_class(record: Record) -> float | None:
+    """A result's score in the last class of its test split, accuracies in percent."""
+    classes = [name for name in record.get("test", {}) if name != "all"]
+    if not classes:
+        return None
+    score = TASKS[record["cell"]["task"]].score
+    return float((100 if score == "accuracy" else 1) * record["test"][classes[-1]][score])
 
 
 def _replacement(record: Record) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def summarise(
         shown = [record for record in records if _shows(experiment, summary, record)]
         rows = {row_of(record) for record in shown}
         summary = named_by_commit(summary, shown, [row for row in other if row in rows])
-        past = history_sheet(folder.history(experiment.name), records)
+        past = history_sheet(folder.history(experiment.name), records, experiment.past)
         summary = replace(summary, sheets=[*summary.sheets, *([past] if past else [])])
     return Summarised(experiment, size, share, summary, records)
 
