@@ -4,6 +4,8 @@ from typer.testing import CliRunner
 
 from vort.cli import app
 
+HYBRID = ("--model-set", 'layer_memories=["vort","softmax"]')
+
 
 def said(*options: str) -> tuple[int, str]:
     found = CliRunner().invoke(app, ["plan", *options])
@@ -26,6 +28,8 @@ def test_what_cannot_be_planned_is_said_in_a_line() -> None:
         (("--bandwidth", "0"), "--bandwidth must be positive and finite"),
         (("--length", "100000000", "--gpus", "1"), "no arrangement of 1 GPUs with 141 GB each"),
         (("--model-set", "num_scale=3"), "num_scales"),
+        (("--model-set", "memory=gla"), "softmax and none, got gla"),
+        ((*HYBRID, "--context", "2"), "--context must be 1 where a layer has full attention"),
     ):
         code, text = said(*options)
         assert code == 2, options

@@ -48,6 +48,11 @@ def plan(
             raise typer.BadParameter(f"{name} must be positive and finite, got {value}")
     changes = typed(VortConfig, read_settings(model_set, "--model-set"), "--model-set")
     shape, costs = Shape.of(**{**PLAN_SIZES[size], **changes}), Costs.load()
+    if context is not None and context > 1 and not shape.cuts:
+        raise typer.BadParameter(
+            "--context must be 1 where a layer has full attention, which hands on no state of "
+            f"fixed size, got {context}"
+        )
     room = costs.memory if memory is None else memory * 1e9
     options = {"memory": room, "bandwidth": bandwidth * 1e9, "sequences": batch_size}
     way = arrange(shape, gpus, length, costs, context=context, **options)  # type: ignore[arg-type]

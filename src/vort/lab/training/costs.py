@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,6 +45,8 @@ class Costs:
     Attributes:
         flops: of matrix products, a second.
         retention: seconds for each token, layer, head, scale, feature and value.
+        local: seconds for each token, layer, position of a window, head and channel.
+        attention: seconds for each token, layer, position of the past, head and channel.
         stream: seconds for each token, layer and hidden channel, of all that is bound by memory.
         loss: seconds for each token and entry of the vocabulary.
         host: seconds a layer that the host takes to launch a step.
@@ -57,6 +59,8 @@ class Costs:
 
     flops: float
     retention: float
+    local: float
+    attention: float
     stream: float
     loss: float
     host: float
@@ -72,6 +76,40 @@ class Costs:
         return cls(**json.loads(Path(__file__).with_name("costs.json").read_text()))
 
 
+class LayerShape(NamedTuple):
+    """What a layer has of its own.
+
+    Attributes:
+        scales: of its memory; 0: it keeps no state.
+        features: of its keys; 0 likewise.
+        window: positions that local attention sees; 0: none.
+        reach: positions that full attention sees, infinite where the past is all of it; 0: it has
+            none.
+    """
+
+    scales: int
+    features: int
+    window: int
+    reach: float
+
+    @classmethod
+    def of(cls, layer: Any) -> "LayerShape":
+        """That of a `VortAttention`; memories whose costs nobody has measured are an error."""
+        from vort.memories import ExactPowerLawMemory, NoMemory, RetentionMemory, SoftmaxMemory
+
+        memory = layer.memory
+        if isinstance(memory, SoftmaxMemory):
+            return cls(0, 0, layer.window, memory.cache_size or float("inf"))
+        if isinstance(memory, NoMemory):
+            return cls(0, 0, layer.window, 0)
+        if isinstance(memory, RetentionMemory) and not isinstance(memory, ExactPowerLawMemory):
+            return cls(memory.num_scales, memory.key_map.output_dim, layer.window, 0)
+        raise ValueError(
+            "a plan knows what memories of constant decays cost (vort, exponential, mixture, "
+            f"uniform_power_law, linear), softmax and none, got {memory.settings.memory}"
+        )
+
+
 @dataclass(frozen=True)
 class Shape:
     """A model in the numbers that its costs follow from.
@@ -80,32 +118,32 @@ class Shape:
         parameters: all of them.
         outside: those outside of blocks: embeddings, of which a tied one is counted once.
         products: entries of all matrices that a token is multiplied by.
+        each: what the layers have of their own, one after the other.
+        halo: positions of the rank before that every layer is given.
+        cuts: whether sequences can be cut over ranks.
     """
 
     parameters: int
     outside: int
     products: int
-    layers: int
+    each: tuple[LayerShape, ...]
     width: int
     heads: int
     head_dim: int
-    features: int
-    scales: int
     mlp: int
     vocabulary: int
     halo: int
+    cuts: bool
 
     @classmethod
     def of(cls, **settings: Any) -> "Shape":
         """That of a `VortConfig`."""
         from vort.distributed.context import halo_size
-        from vort.memories import RetentionMemory
         from vort.models import VortConfig, VortForCausalLM
 
         with torch.device("meta"):
             model = VortForCausalLM(VortConfig(**settings))
-        config, memory = model.config, model.model.memory
-        assert isinstance(memory, RetentionMemory), settings
+        config, layers = model.config, list(model.model.layers)
         count = sum(x.numel() for x in model.parameters())
         blocks = sum(x.numel() for x in model.model.layers.parameters())
         head = config.vocab_size * config.hidden_size
@@ -114,26 +152,37 @@ class Shape:
             parameters=count,
             outside=count - blocks,
             products=blocks + head,
-            layers=config.num_hidden_layers,
+            each=tuple(LayerShape.of(block.self_attn) for block in layers),
             width=config.hidden_size,
             heads=config.num_attention_heads,
             head_dim=config.head_dim,
-            features=memory.key_map.output_dim,
-            scales=memory.num_scales,
             mlp=int(config.mlp_size or 0),
             vocabulary=config.vocab_size,
             halo=halo_size(model.model),
+            cuts=all(memory.takes_parts for memory in model.model.memories),
         )
 
     @property
-    def state(self) -> int:
-        """Bytes of one layer's memory of a sequence, its normaliser included."""
-        return 4 * self.heads * self.scales * self.features * (self.head_dim + 1)
+    def layers(self) -> int:
+        """How many there are."""
+        return len(self.each)
 
-    def kept(self, costs: Costs) -> float:
-        """Bytes that a layer keeps of a token for its backward."""
-        routed = 4 * self.heads * (2 * self.scales + 2)
-        return 2 * costs.kept * self.width + 2 * 2 * self.mlp + routed
+    @property
+    def states(self) -> list[int]:
+        """Bytes of each layer's memory of a sequence, its normaliser included."""
+        size = 4 * self.heads * (self.head_dim + 1)
+        return [size * layer.scales * layer.features for layer in self.each]
+
+    def kept(self, costs: Costs, *, cut: bool = False) -> list[float]:
+        """Bytes that each layer keeps of a token for its backward.
+
+        cut: whether sequences are cut over ranks. Of a part also what stands with its halo is kept,
+            and what of its writing is left at its end.
+        """
+        alike = 2 * costs.kept * self.width + 2 * 2 * self.mlp + cut * 2 * self.width
+        routed = [4 * self.heads * (2 * x.scales + 2) if x.scales else 0 for x in self.each]
+        written = [cut * 4 * self.heads * x.scales for x in self.each]
+        return [alike + r + w for r, w in zip(routed, written, strict=True)]
 
     def loss(self, tokens: float) -> float:
         """Bytes of the logits that are there at a time, and of the gradients made with them."""
@@ -141,35 +190,42 @@ class Shape:
         sums = (4 + 4 * (tokens > rows)) * self.vocabulary * self.width
         return 2 * min(tokens, rows) * self.vocabulary + sums
 
-    def units(self, tokens: float) -> dict[str, float]:
-        """How often each constant of time is paid in a step of so many tokens."""
-        each = tokens * self.layers
+    def units(self, tokens: float, length: float) -> dict[str, float]:
+        """How often each constant of time is paid in a step of so many tokens.
+
+        length: of a sequence, half of which a token of full attention has before it.
+        """
+        channels = tokens * self.heads * self.head_dim
         return {
             "matrix products": 6 * self.products * tokens,
-            "retention": each * self.heads * self.scales * self.features * self.head_dim,
-            "stream": each * self.width,
+            "retention": channels * sum(x.scales * x.features for x in self.each),
+            "local attention": channels * sum(min(x.window, length) for x in self.each),
+            "full attention": channels * sum(min(x.reach, length / 2) for x in self.each),
+            "stream": tokens * self.layers * self.width,
             "loss": tokens * self.vocabulary,
         }
 
-    def seconds(self, tokens: float, costs: Costs) -> dict[str, float]:
-        """Time of the parts of a step, kernels alone."""
-        units = self.units(tokens)
+    def seconds(self, tokens: float, length: float, costs: Costs) -> dict[str, float]:
+        """Time of the parts of a step, kernels alone; arguments as of `units`."""
+        units = self.units(tokens, length)
         price = {
             "matrix products": 1 / costs.flops,
             "retention": costs.retention,
+            "local attention": costs.local,
+            "full attention": costs.attention,
             "stream": costs.stream,
             "loss": costs.loss,
         }
         return {name: units[name] * price[name] for name in units}
 
 
-def on_one(shape: Shape, tokens: float, costs: Costs) -> tuple[float, float]:
+def on_one(shape: Shape, tokens: float, length: float, costs: Costs) -> tuple[float, float]:
     """Bytes and seconds of forward and backward on one GPU, weights and gradients in bfloat16."""
-    kept, weights = tokens * shape.kept(costs), WORKING * shape.parameters
+    kept, weights = shape.kept(costs), WORKING * shape.parameters
     # Gradients come as what was kept goes: the most is at the beginning of the backward or its end.
-    most = max(shape.layers * kept + shape.loss(tokens), weights + kept)
+    most = max(tokens * sum(kept) + shape.loss(tokens), weights + tokens * kept[0])
     memory = weights + most + costs.fixed
-    kernels = sum(shape.seconds(tokens, costs).values())
+    kernels = sum(shape.seconds(tokens, length, costs).values())
     return memory, max(kernels * costs.slack, costs.host * shape.layers)
 
 
@@ -228,18 +284,16 @@ def estimate(shape: Shape, way: Arrangement, costs: Costs) -> Estimate:
     """Memory, traffic and time of a step on each GPU of an arrangement."""
     n, ranks, tokens = way.gpus, way.context, way.tokens
     block = (shape.parameters - shape.outside) / shape.layers
-    cut, states = ranks > 1, way.sequences * shape.state
-    # Of a part also what stands with its halo, and what of its writing is left at its end.
-    more = cut * (2 * shape.width + 4 * shape.heads * shape.scales)
-    kept = tokens * (shape.kept(costs) + more)
+    cut, states = ranks > 1, [way.sequences * state for state in shape.states]
+    kept = [tokens * each for each in shape.kept(costs, cut=cut)]
     inputs = tokens * shape.layers * 2 * shape.width
     memory = {
         "weights (float32)": MASTER * shape.parameters / n,
         "gradients": GRADIENT * shape.parameters / n,
         "moments of AdamW": MOMENTS * shape.parameters / n,
         "blocks put together": (2 * WORKING + GRADIENT) * block + WORKING * shape.outside,
-        "kept for the backward": inputs + kept if way.checkpointing else shape.layers * kept,
-        "states of other ranks": (ranks + 2) * states * cut,
+        "kept for the backward": inputs + max(kept) if way.checkpointing else sum(kept),
+        "states of other ranks": (ranks + 2) * max(states) * cut,
         "logits and loss": shape.loss(tokens),
         "fixed": costs.fixed,
     }
@@ -249,11 +303,11 @@ def estimate(shape: Shape, way: Arrangement, costs: Costs) -> Estimate:
     traffic = {
         "all-gather of weights": 2 * WORKING * shape.parameters * share,
         "reduce-scatter of gradients": GRADIENT * shape.parameters * share,
-        "all-gather of states": passes * shape.layers * (ranks - 1) * states,
+        "all-gather of states": passes * (ranks - 1) * sum(states),
         "halos": passes * shape.layers * halo * cut,
         "all-reduce of the loss": 4.0 * 2 * cut,
     }
-    parts = shape.seconds(tokens, costs)
+    parts = shape.seconds(tokens, way.length, costs)
     if cut:
         # The state alone, before anything is retrieved: a third of a pass more.
         parts["retention"] *= 4 / 3
@@ -281,9 +335,11 @@ def arrange(
 ) -> Arrangement | None:
     """The arrangement that fits with the fewest ranks to a sequence; None if none does.
 
-    Blocks are computed again only where nothing fits otherwise.
+    Blocks are computed again only where nothing fits otherwise. A model that has full attention is
+    not cut over ranks.
     """
     choices = [context] if context else [p for p in range(1, gpus + 1) if gpus % p == 0]
+    choices = choices if shape.cuts else [p for p in choices if p == 1]
     for checkpointing in (False, True):
         for ranks in choices:
             way = Arrangement(gpus, ranks, sequences, length, checkpointing, bandwidth)
