@@ -1,7 +1,12 @@
 """What the lens puts on its page: the model's own numbers, and any text inert."""
 
+import json
+import re
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +17,11 @@ from typer.testing import CliRunner
 
 from tests.test_cli import plain
 from vort.cli import app
-from vort.lab.report.lens.codes import LogCode
+from vort.lab.commands import load_model
+from vort.lab.commands.lens import _page
+from vort.lab.report.lens.codes import LogCode, LogRows, _knots, logits_of, softmaxes
 from vort.lab.report.lens.page import LensText, cells_of, lens_page
-from vort.lab.report.lens.view import TextView, view_text
+from vort.lab.report.lens.view import LayerView, TextView, view_text
 from vort.lab.report.standalone import visible
 from vort.memories.interface import MemoryInputs
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM
@@ -133,24 +140,126 @@ def test_codes_keep_their_precision(bits: int, signed: bool) -> None:
     assert code.precision < {8: 0.06, 12: 0.0035}[bits]
 
 
-def test_large_pages_fall_back_to_eight_bits_and_say_so() -> None:
+@pytest.mark.parametrize("step", [0.01, 0.25])
+@pytest.mark.parametrize("felt", [False, True])
+def test_rows_of_logarithms_are_off_by_about_a_step(step: float, felt: bool) -> None:
+    draw = np.random.default_rng(0)
+    mixed = draw.normal(size=(12, 12)) * np.geomspace(3, 0.01, 12)
+    rows = (draw.normal(size=(400, 12)) @ mixed + 5).astype(np.float32)
+    root = draw.normal(size=(12, 12))
+    code = LogRows(step)
+    off = code.decode(code.encode(rows, root @ root.T if felt else None)) - rows
+    # Steps are uniform: a twelfth of one, squared, for each of twelve axes.
+    assert np.abs(off).max() < 4 * step
+    assert np.sqrt((off**2).mean()) < (1.0 if felt else 0.35) * step
+
+
+def test_what_is_felt_is_kept_more_finely() -> None:
+    draw = np.random.default_rng(0)
+    rows = draw.normal(size=(1000, 4)).astype(np.float32)
+    felt = np.diag([100.0, 1.0, 1.0, 1.0])
+    code = LogRows(0.3)
+    off = code.decode(code.encode(rows, felt)) - rows
+    assert np.abs(off[:, 0]).mean() < 0.7 * np.abs(off[:, 1:]).mean()
+
+
+def test_features_that_are_softmaxes_are_known_by_their_numbers() -> None:
+    draw = np.random.default_rng(0)
+    logits = draw.normal(size=(50, 8)).astype(np.float32) * 3
+    found = logits_of(softmaxes(logits))
+    assert found is not None
+    np.testing.assert_allclose(found, logits - logits.mean(1, keepdims=True), atol=1e-4)
+    assert logits_of(np.abs(draw.normal(size=(50, 8))).astype(np.float32)) is None
+    assert logits_of(-softmaxes(logits)) is None
+
+
+def test_large_pages_have_coarser_steps_and_say_so() -> None:
     text = "some text " * 30
-    _, view = view_of(text)
+    _, view = view_of(text, feature_map="hedgehog")
+    source = LensText(text, [(i, i + 1) for i in range(len(text))])
+    large = lens_page(source, view, title="t", about={})
+    small = lens_page(source, view, title="t", about={}, limit_bytes=1000)
+    assert len(small) < len(large)
+    assert '"step":0.005,' in large
+    assert '"step":0.64,' in small
+
+
+def test_large_pages_of_other_features_fall_back_to_eight_bits_and_say_so() -> None:
+    text = "some text " * 30
+    _, view = view_of(text, feature_map="favor")
     source = LensText(text, [(i, i + 1) for i in range(len(text))])
     large = lens_page(source, view, title="t", about={})
     small = lens_page(source, view, title="t", about={}, limit_bytes=1000)
     assert len(small) < len(large)
     assert '"bits":8' in small
     assert '"bits":12' in large
+    assert '"turned":true' not in small
 
 
-def test_five_thousand_tokens_stay_below_fifteen_megabytes() -> None:
+def test_five_thousand_tokens_of_the_models_size_stay_below_eight_megabytes() -> None:
+    """Seven layers of four heads, 64 features and 12 scales, as the model that comes with vort."""
     draw = np.random.default_rng(0)
-    text = "".join(draw.choice(list("abc de"), 5000))
-    _, view = view_of(text, hidden_size=256, num_attention_heads=4, num_hidden_layers=2)
-    page = lens_page(LensText(text, [(i, i + 1) for i in range(5000)]), view, title="t", about={})
-    assert '"bits":12' in page
-    assert len(page) < 15_000_000
+    heads, length, scales = 4, 5000, 12
+
+    def logits(size: int, spread: float) -> np.ndarray:
+        return draw.normal(scale=spread, size=(heads, length, size)).astype(np.float32)
+
+    def layer() -> LayerView:
+        order = draw.uniform(0.05, 1, (heads, length)).astype(np.float32)
+        read = np.exp(logits(scales, 1.0))
+        powers = np.linspace(0, 3, scales, dtype=np.float32)
+        return LayerView(
+            order=order,
+            gate=draw.uniform(0.05, 1, (heads, length)).astype(np.float32),
+            write=np.exp(-order[..., None] * powers),
+            read=read / read.mean(-1, keepdims=True),
+            rates=np.geomspace(1e-4, 5, scales).astype(np.float32)[None].repeat(heads, 0),
+            q=np.stack([softmaxes(x) for x in logits(32, 2.0)]),
+            k=np.stack([softmaxes(x) for x in logits(32, 2.0)]),
+            denominator=draw.uniform(0.01, 1, (heads, length)).astype(np.float32),
+            include_self=True,
+            shares=True,
+        )
+
+    view = TextView([layer()] * 7, draw.uniform(0, 8, length).astype(np.float32))
+    text = "".join(draw.choice(list("abc de"), length))
+    source = LensText(text, [(i, i + 1) for i in range(length)])
+    page = lens_page(source, view, title="t", about={})
+    assert 7_000_000 < len(page) < 8_000_000
+    # Numbers without any pattern are the worst there are: real ones are off by half of it.
+    assert float(re.search(r'"usual":([\d.e-]+)', page)[1]) < 0.15
+
+
+def test_write_weights_that_orders_decide_are_drawn_between_knots() -> None:
+    _, view = view_of("a text with some words in it " * 9)
+    layer = view.layers[0]
+    assert layer.order is not None
+    knots = _knots(layer.order[0], layer.write[0])
+    assert knots is not None
+    assert _knots(layer.order[0], layer.write[0][::-1]) is None
+
+
+def test_the_lens_needs_no_hugging_face_for_a_plain_model(tmp_path: Path) -> None:
+    model_of(output_gate=True).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("Some wörds, and more.", encoding="utf-8")
+    program = (
+        "import sys; from vort.cli import app\n"
+        "try: app(sys.argv[1:])\n"
+        "except SystemExit as end: assert end.code in (0, None), end.code\n"
+        "assert 'transformers' not in sys.modules"
+    )
+    given = ["lens", "model", "--text", "text.txt", "--out", "bare.html"]
+    subprocess.run([sys.executable, "-c", program, *given], cwd=tmp_path, check=True)
+    page = (tmp_path / "bare.html").read_text(encoding="utf-8")
+    model, tokenizer = load_model(str(tmp_path / "model"), "cpu")
+    other, _ = _page(model, tokenizer, tmp_path / "text.txt", 5000, "text.txt", "model")
+    assert _facts(page) == _facts(other)
+
+
+def _facts(page: str) -> tuple[dict[str, Any], list[str]]:
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    data["about"].pop("command")
+    return data, re.findall(r'id="head-\d+-\d+">(.*?)</script>', page)
 
 
 def test_command_writes_a_page(tmp_path: Path) -> None:

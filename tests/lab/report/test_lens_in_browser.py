@@ -77,6 +77,38 @@ def test_weights_in_the_page_are_the_models(page: Page, written: tuple[Path, Tex
             assert abs(given[position - 100] - exact[100]) <= 0.005 * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(
+    ("changes", "limit", "tolerance"),
+    [
+        ({"feature_map": "hedgehog"}, 8_000_000, 0.005),
+        ({"feature_map": "hedgehog", "routing": "banks", "num_banks": 3}, 8_000_000, 0.005),
+        ({"feature_map": "hedgehog"}, 1000, 0.4),
+        ({"feature_map": "favor"}, 8_000_000, 0.005),
+        ({"feature_map": "favor"}, 1000, 0.05),
+        ({"feature_map": "identity"}, 8_000_000, 0.005),
+        ({"memory": "exponential"}, 8_000_000, 0.005),
+    ],
+    ids=str,
+)
+def test_the_page_reads_what_was_written_however_it_was_stored(
+    browser: Browser, tmp_path: Path, changes: dict[str, object], limit: int, tolerance: float
+) -> None:
+    text = "The quick brown fox met Mary by the river, and Mary ran.\n" * 4
+    offsets = [(i, i + 1) for i in range(len(text))]
+    view = view_text(model_of(**changes), torch.tensor([list(text.encode())]))
+    page = lens_page(LensText(text, offsets), view, title="t", about={}, limit_bytes=limit)
+    (tmp_path / "lens.html").write_text(page, encoding="utf-8")
+    opened = browser.open(tmp_path / "lens.html")
+    opened.wait("document.body.dataset.ready === 'yes'")
+    last = len(text) - 1
+    for layer, head in ((0, 0), (1, 1)):
+        exact = view.layers[layer].weights(head, last).sum(1)
+        shown = np.array(opened.js(f"vortLens.reads({layer}, {head}, {last})"))
+        assert np.abs(shown - exact).max() <= tolerance * np.abs(exact).max()
+    assert opened.complaints() == []
+    opened.close()
+
+
 def test_clicking_shows_what_a_token_reads_and_gives(page: Page) -> None:
     before = page.js("document.getElementById('c100').className")
     assert "order" in before
@@ -221,6 +253,7 @@ def test_rivals_without_orders_still_show_what_they_read(
     changes = {"write_gate": False, "read_weights": False}
     file.write_text(page_of(TEXT, memory=memory, **changes)[0], encoding="utf-8")
     page = browser.open(file)
+    page.wait("document.body.dataset.ready === 'yes'")
     assert kind in page.js("document.getElementById('c100').className")
     page.click("#c300")
     assert page.js("document.querySelectorAll('#sources li').length") == 7

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,18 +12,20 @@ from vort.lab.commands import (
     Device,
     Model,
     check_writable,
+    find_model,
     has_vort,
     load_model,
     named_or_shipped,
+    read_device,
     say_horizon,
 )
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
     from vort.lab.report.lens import LensText
     from vort.models import VortForCausalLM
+    from vort.sessions import BareModel
 
 console = Console()
 
@@ -45,7 +47,7 @@ def lens(
         raise typer.BadParameter(f"--text must be a file, got {text}")
     check_writable(out, "--out")
     name = named_or_shipped(model)
-    loaded, tokenizer = load_model(name, device)
+    loaded, tokenizer = _open(name, device)
     with console.status("reading the text"):
         page, notes = _page(loaded, tokenizer, text, max_tokens, title or text.name, name)
     for note in notes:
@@ -56,9 +58,30 @@ def lens(
     console.print(f"lens: [bold]{out}[/bold] ({size:.1f} MB)", highlight=False)
 
 
+class _ByteOffsets:
+    """What the lens asks of a tokenizer, where tokens are bytes."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[Any]]:
+        """Bytes, and the character that each is of."""
+        sizes = [len(character.encode()) for character in text]
+        offsets = [(at, at + 1) for at, size in enumerate(sizes) for _ in range(size)]
+        return {"input_ids": list(text.encode()), "offset_mapping": offsets}
+
+
+def _open(name: str, device: str) -> "tuple[VortForCausalLM | BareModel, Any]":
+    """A model and its tokenizer; without Hugging Face, which takes seconds, where that will do."""
+    if read_device(device) == "cpu":
+        from vort.sessions import read_bare
+
+        bare = read_bare(find_model(name))
+        if bare is not None:
+            return bare, _ByteOffsets()
+    return load_model(name, device)
+
+
 def _page(
-    model: "VortForCausalLM",
-    tokenizer: "PreTrainedTokenizerBase",
+    model: Any,
+    tokenizer: Any,
     file: Path,
     max_tokens: int,
     title: str,
@@ -68,20 +91,21 @@ def _page(
     import torch
 
     from vort.lab.report.folder import provenance
-    from vort.lab.report.lens import lens_page, view_text
+    from vort.lab.report.lens import lens_page, memory_in_words, view_text
 
-    source, ids = _read(tokenizer, file, max_tokens, model.config.use_entity)
+    settings = model.model.layers[0].self_attn.memory.settings
+    source, ids = _read(tokenizer, file, max_tokens, settings.use_entity)
     marks = None if source.marks is None else torch.from_numpy(source.marks)[None].to(model.device)
     say_horizon(model, ids.shape[1])
     view = view_text(model, ids.to(model.device), marks)
-    config, made_by = model.config, provenance()
+    made_by = provenance()
+    routing = f", {settings.routing} routing" if has_vort(model.config) else ""
     about = {
         "model": name,
-        "memory": config.memory_in_words()
-        + (f", {config.routing} routing" if has_vort(config) else ""),
-        "features": f"{config.feature_map}, {view.layers[0].q.shape[-1]} for each head",
-        "normaliser": config.normalizer,
-        "horizon": f"{config.horizon:,} tokens",
+        "memory": memory_in_words(model) + routing,
+        "features": f"{settings.feature_map}, {view.layers[0].q.shape[-1]} for each head",
+        "normaliser": settings.normalizer,
+        "horizon": f"{model.config.horizon:,} tokens",
         "made with": f"vort {made_by['vort']}, torch {made_by['torch']}",
         "command": made_by["command"],
     }
@@ -89,7 +113,7 @@ def _page(
 
 
 def _read(
-    tokenizer: "PreTrainedTokenizerBase", file: Path, max_tokens: int, use_entity: bool
+    tokenizer: Any, file: Path, max_tokens: int, use_entity: bool
 ) -> "tuple[LensText, torch.Tensor]":
     """The text beside its tokens, and these as `[1, T]`."""
     import torch

@@ -12,13 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vort.lab.report.lens.codes import SPAN, LogCode, encode_head
-from vort.lab.report.lens.view import TextView
+from vort.lab.report.lens.codes import (
+    SPAN,
+    LogCode,
+    LogRows,
+    encode_head,
+    levels_of,
+    logits_of,
+    spread_of,
+)
+from vort.lab.report.lens.view import LayerView, TextView
 from vort.lab.report.standalone import one_line, standalone_page, visible
 
 __all__ = ["LensText", "lens_page"]
 
-LIMIT_BYTES = 15_000_000
+LIMIT_BYTES = 8_000_000
+# Steps of logits, the finest first; a weight is off by less than a fifth of one.
+STEPS = tuple(float(f"{0.005 * 2 ** (n / 8):.3g}") for n in range(57))
 SCRIPTS = ("_memory", "_charts", "_text", "_colours", "_panel", "_selection", "")
 
 
@@ -56,20 +66,24 @@ def lens_page(
         view: what the model did with it, from `view_text`.
         title: shown on top: the name of the text, say.
         about: facts on the model, shown in the page's foot.
-        limit_bytes: features take 12 bits each, or 8 where 12 would make the page larger.
+        limit_bytes: logits have steps as fine as leave the page about as large as this; other
+            features take 12 bits each, or 8 where 12 would make the page larger.
     """
     cells = cells_of(source.text, source.offsets)
+    turned = [_has_logits(layer) for layer in view.layers]
     bits = 12 if _page_bytes(view, 12) <= limit_bytes else 8
+    step = _step(view, turned, limit_bytes)
     blocks: dict[str, str] = {}
     layers: list[dict[str, Any]] = []
-    worst = 0.0
+    worst, usual = 0.0, 0.0
     for index, layer in enumerate(view.layers):
         features = LogCode(bits, signed=bool((layer.q < 0).any() or (layer.k < 0).any()))
-        routes = LogCode(12, signed=False)
+        each = []
         for head in range(layer.q.shape[0]):
-            block, error = encode_head(layer, head, features, routes)
-            blocks[f"head-{index}-{head}"] = block
-            worst = max(worst, error)
+            found = encode_head(layer, head, features, step if turned[index] else None)
+            blocks[f"head-{index}-{head}"] = found.text
+            each.append(found.about)
+            worst, usual = max(worst, found.worst), max(usual, found.usual)
         layers.append(
             {
                 "heads": layer.q.shape[0],
@@ -82,6 +96,9 @@ def lens_page(
                 "includeSelf": layer.include_self,
                 "shares": layer.shares,
                 "signed": features.signed,
+                "turned": turned[index],
+                "levels": levels_of(step if turned[index] else None),
+                "each": each,
             }
         )
     data = {
@@ -98,7 +115,9 @@ def lens_page(
         "layers": layers,
         "bits": bits,
         "span": SPAN,
+        "step": step,
         "error": float(f"{worst:.1e}"),
+        "usual": float(f"{usual:.1e}"),
     }
     return standalone_page(
         "lens.html",
@@ -110,14 +129,46 @@ def lens_page(
     )
 
 
+def _has_logits(layer: LayerView) -> bool:
+    """Whether features are softmaxes, and what is read of scales averages to one."""
+    if layer.read is not None and not np.allclose(layer.read.mean(-1), 1, atol=1e-3):
+        return False
+    return all(logits_of(x) is not None for rows in (layer.q, layer.k) for x in rows)
+
+
+def _step(view: TextView, turned: Sequence[bool], limit_bytes: int) -> float:
+    """The finest step of logits with which the page will be about as large as it may."""
+    length, heads = len(view.surprise), 0
+    spreads: list[NDArray[np.float64]] = []
+    others: list[LayerView] = []
+    for layer, has in zip(view.layers, turned, strict=True):
+        if not has:
+            others.append(layer)
+            continue
+        heads += layer.q.shape[0]
+        found = [logits_of(rows) for both in (layer.q, layer.k) for rows in both]
+        spreads += [spread_of(rows) for rows in found if rows is not None]
+        # Reads have steps half as large.
+        spreads += [] if layer.read is None else [2 * spread_of(np.log(x)) for x in layer.read]
+    fixed = _page_bytes(TextView(others, view.surprise), 8)
+    for step in STEPS[:-1]:
+        # Five letters for four bytes, of codes somewhat longer than they could be.
+        bits = sum(LogRows(step).bytes(length, spread) for spread in spreads)
+        # Order, gate and what a reader is multiplied by; knots.
+        alike = heads * (length * (4 if levels_of(step) < 2**10 else 6) + 4000)
+        if fixed + 1.25 * 1.03 * (alike + bits) <= limit_bytes:
+            return step
+    return STEPS[-1]
+
+
 def _page_bytes(view: TextView, bits: int) -> int:
-    """About how large the page will be: base64 takes four letters for three bytes."""
+    """About how large a page of codes will be: five letters for four bytes."""
     total = 0
     for layer in view.layers:
         heads, length, size = layer.q.shape
         scales = layer.write.shape[2] * (1 if layer.read is None else 2)
         total += heads * length * (16 + 2 * size * bits / 8 + scales * 1.5)
-    return int(total * 4 / 3) + 150_000
+    return int(total * 5 / 4) + 150_000
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from vort.memories import Routing
 from vort.memories.interface import MemoryInputs
 from vort.memories.retention_memory import RetentionMemory
 from vort.ops.retention import retention
+from vort.sessions import BareModel
 
 if TYPE_CHECKING:
     from vort.models import VortForCausalLM
 
-__all__ = ["LayerView", "TextView", "view_text"]
+__all__ = ["LayerView", "TextView", "memory_in_words", "view_text"]
 
 Floats = NDArray[np.float32]
 
@@ -84,18 +85,20 @@ class TextView:
 
 @torch.no_grad()
 def view_text(
-    model: "VortForCausalLM", input_ids: Tensor, entity_mask: Tensor | None = None
+    model: "VortForCausalLM | BareModel", input_ids: Tensor, entity_mask: Tensor | None = None
 ) -> TextView:
     """Run the model once over `input_ids` `[1, T]` and keep what its memories saw.
 
     Args:
-        model: any whose memories retain: vort, uniform_power_law, exponential, mixture, linear.
+        model: any whose memories retain: vort, uniform_power_law, exponential, mixture, linear;
+            one without Hugging Face (`read_bare`) too.
         input_ids: one text.
         entity_mask: `[1, T]`, for models that use it.
     """
-    memories = model.model.memories
+    base: Any = model.model
+    memories = [block.self_attn.memory for block in base.layers]
     if not all(isinstance(memory, RetentionMemory) for memory in memories):
-        found = model.config.memory_in_words()
+        found = memory_in_words(model)
         raise ValueError(
             "the lens shows memories with a retention kernel (vort, uniform_power_law, "
             f"exponential, mixture, linear), got a model with memory {found}"
@@ -105,16 +108,28 @@ def view_text(
     def keep(memory: Any, args: tuple[Any, ...]) -> None:
         views.append(_view_memory(memory, args[0]))
 
+    last: list[Tensor] = []
     hooks = [memory.register_forward_pre_hook(keep) for memory in memories]
+    # A model without Hugging Face has logits of the last token alone.
+    hooks.append(base.norm.register_forward_hook(lambda norm, args, output: last.append(output)))
+    cache = model.new_cache() if isinstance(model, BareModel) else None
     try:
-        logits = model(input_ids, entity_mask=entity_mask, use_cache=False).logits[0]
+        model(input_ids, past_key_values=cache, entity_mask=entity_mask, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
+    logits = model.lm_head(last[-1])[0]
     bits = torch.nn.functional.cross_entropy(
         logits[:-1].float(), input_ids[0, 1:].to(logits.device), reduction="none"
     ) / np.log(2)
     return TextView(views, np.append(np.float32(np.nan), bits.cpu().numpy()).astype(np.float32))
+
+
+def memory_in_words(model: "VortForCausalLM | BareModel") -> str:
+    """What the layers of a model remember with, in a line."""
+    if isinstance(model, BareModel):  # of one memory
+        return str(model.config.memory_of(0))
+    return model.config.memory_in_words()
 
 
 def _view_memory(memory: RetentionMemory, inputs: MemoryInputs) -> LayerView:

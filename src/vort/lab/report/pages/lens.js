@@ -26,13 +26,21 @@ function foot() {
   const list = make("dl");
   for (const [key, value] of Object.entries(data.about)) list.append(make("div", {}, make("dt", { text: key }), make("dd", { text: value })));
   const precision = data.error < 1e-4 ? data.error.toExponential(0) : `${(data.error * 100).toPrecision(2)} %`;
+  const usual = `${(data.usual * 100).toPrecision(2)} %`;
+  const turned = data.layers.every((layer) => layer.turned);
+  const stored = turned ? `whose logarithms are stored in steps of ${data.step}` : `stored in ${data.bits} bits each`;
   $("foot").append(list, make("p", {
-    text: `Weights are computed in this page from the model's own features, stored in ${data.bits} bits each. At sampled positions of every head no weight was off by more than ${precision} of the largest one there. Characters stand in the order in which the model reads them, and those without a shape are shown as symbols.`,
+    text: `Weights are computed in this page from the model's own features, ${stored}. At sampled positions of every head a weight that has a colour was off by ${usual} of itself (root mean square of the worst head), and none by more than ${precision} of the largest one there. Characters stand in the order in which the model reads them, and those without a shape are shown as symbols.`,
   }));
 }
 
-function start() {
+async function start() {
   document.body.dataset.ready = "no";
+  if (typeof DecompressionStream === "undefined") {
+    $("notes").append(make("p", { class: "notice", text: "This page needs a browser that can inflate data (DecompressionStream): any of 2023 or later." }));
+    return;
+  }
+  await vortMemory.load(data);
   $("title").textContent = data.title;
   for (const note of data.notes) $("notes").append(make("p", { class: "notice", text: note }));
   buildText();

@@ -3,10 +3,13 @@
 //
 //   weight(t, i) = q[t]·k[i] · sum_s read[t,s] exp(-rate[s] (t - i)) write[i,s] / denominator[t]
 //
-// A head is decoded the first time it is looked at. Codes are described in vort/report/lens/codes.py.
+// All heads are inflated as the page opens, and each is decoded the first time it is looked at. What
+// their bytes mean is described in vort/lab/report/lens/codes.py.
 
 const vortMemory = (() => {
+  const LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%()*+-;=?@^_`{|}~,./";
   const kept = new Map();
+  const inflated = new Map();
 
   function tableOf(bits, signed, span) {
     const levels = 2 ** (signed ? bits - 1 : bits) - 1;
@@ -18,24 +21,63 @@ const vortMemory = (() => {
     return table;
   }
 
-  /** Bytes one after the other: each call takes the next array. */
-  function cursorOf(text) {
-    const letters = atob(text);
-    const bytes = new Uint8Array(letters.length);
-    for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
+  /** Bytes from "count:letters", five letters for four of them. */
+  function bytesOf(text) {
+    const colon = text.indexOf(":");
+    const values = new Uint8Array(128);
+    for (let n = 0; n < 85; n++) values[LETTERS.charCodeAt(n)] = n;
+    const bytes = new Uint8Array(Math.ceil((text.length - colon - 1) / 5) * 4);
     const view = new DataView(bytes.buffer);
+    for (let i = colon + 1, place = 0; i < text.length; i += 5, place += 4) {
+      let number = 0;
+      for (let n = 0; n < 5; n++) number = number * 85 + values[text.charCodeAt(i + n)];
+      view.setUint32(place, number);
+    }
+    return bytes.subarray(0, Number(text.slice(0, colon)));
+  }
+
+  async function inflate(text) {
+    const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  }
+
+  /** Inflate every head. */
+  function load(data) {
+    const names = data.layers.flatMap(({ heads }, l) => Array.from({ length: heads }, (_, h) => `${l}-${h}`));
+    return Promise.all(names.map(async (name) => {
+      const texts = document.getElementById(`head-${name}`).textContent.split(" ");
+      inflated.set(name, await Promise.all(texts.map(inflate)));
+    }));
+  }
+
+  /** Bytes one after the other: each call takes the next array. */
+  function cursorOf(bytes, levels) {
+    const view = new DataView(bytes.buffer, bytes.byteOffset);
     let place = 0;
+    /** Numbers of two bytes, all low ones before all high ones, as shares of the levels there are. */
+    function planes(count, meaning) {
+      const out = new Float32Array(count);
+      for (let i = 0; i < count; i++) out[i] = meaning((bytes[place + i] | (bytes[place + count + i] << 8)) / levels);
+      place += 2 * count;
+      return out;
+    }
     return {
       floats(count) {
         const out = new Float32Array(count);
         for (let i = 0; i < count; i++, place += 4) out[i] = view.getFloat32(place, true);
         return out;
       },
-      shares(count) {
+      wholes(count, read, size) {
         const out = new Float32Array(count);
-        for (let i = 0; i < count; i++, place += 2) out[i] = view.getUint16(place, true) / 65535;
+        for (let i = 0; i < count; i++, place += size) out[i] = view[read](place, true);
         return out;
       },
+      bytes(count) {
+        place += count;
+        return bytes.subarray(place - count, place);
+      },
+      shares: (count) => planes(count, (x) => x),
+      logs: (count, [low, high]) => planes(count, (x) => Math.exp(low + x * (high - low))),
       codes(count, bits, table) {
         const out = new Float32Array(count);
         if (bits === 8) {
@@ -52,12 +94,108 @@ const vortMemory = (() => {
     };
   }
 
+  /** Rows of logarithms from steps along their axes. */
+  function turnedRows(take, small, length, columns, step) {
+    const mean = take.floats(columns);
+    const [scale] = take.floats(1);
+    const axes = take.wholes(columns * columns, "getInt8", 1);
+    const high = take.bytes(length * columns);
+    const low = small.bytes(length * columns);
+    const out = new Float32Array(length * columns);
+    for (let t = 0; t < length; t++) {
+      const row = out.subarray(t * columns, (t + 1) * columns);
+      row.set(mean);
+      for (let a = 0; a < columns; a++) {
+        const code = low[a * length + t] | (high[a * length + t] << 8);
+        if (code === 0) continue;
+        const along = (code % 2 ? -(code + 1) / 2 : code / 2) * step * scale;
+        for (let c = 0, at = a * columns; c < columns; c++, at++) row[c] += along * axes[at];
+      }
+    }
+    return out;
+  }
+
+  /** Softmax of each row, and of its negative beside it. */
+  function softmaxes(logits, length) {
+    const half = logits.length / length;
+    const out = new Float32Array(2 * logits.length);
+    for (let t = 0; t < length; t++) {
+      for (const [sign, from] of [[1, 0], [-1, half]]) {
+        let top = -Infinity;
+        for (let c = 0; c < half; c++) top = Math.max(top, sign * logits[t * half + c]);
+        let sum = 0;
+        const at = 2 * t * half + from;
+        for (let c = 0; c < half; c++) sum += out[at + c] = Math.exp(sign * logits[t * half + c] - top);
+        for (let c = 0; c < half; c++) out[at + c] /= sum;
+      }
+    }
+    return out;
+  }
+
+  /** Positive rows from their logarithms, of mean 1. */
+  function evenRows(logs, columns) {
+    for (let at = 0; at < logs.length; at += columns) {
+      let sum = 0;
+      for (let c = 0; c < columns; c++) sum += logs[at + c] = Math.exp(logs[at + c]);
+      for (let c = 0; c < columns; c++) logs[at + c] *= columns / sum;
+    }
+    return logs;
+  }
+
+  /** Write weights of orders, straight between those of knots. */
+  function writesAt(order, take, count, columns) {
+    const knots = take.floats(count);
+    const largest = take.floats(1)[0] / 65535;
+    const writes = take.wholes(count * columns, "getUint16", 2);
+    const out = new Float32Array(order.length * columns);
+    for (let i = 0; i < order.length; i++) {
+      let [low, high] = [0, count - 1];
+      while (high - low > 1) {
+        const middle = (low + high) >> 1;
+        if (knots[middle] <= order[i]) low = middle;
+        else high = middle;
+      }
+      const span = knots[high] - knots[low];
+      const part = span > 0 ? Math.min(1, Math.max(0, (order[i] - knots[low]) / span)) : 0;
+      for (let s = 0; s < columns; s++) {
+        out[i * columns + s] = largest * (writes[low * columns + s] * (1 - part) + writes[high * columns + s] * part);
+      }
+    }
+    return out;
+  }
+
   function decode(data, layer, head) {
     const about = data.layers[layer];
+    const { gate: gates, reader: readers, knots } = about.each[head];
     const length = data.tokens;
-    const take = cursorOf(document.getElementById(`head-${layer}-${head}`).textContent);
-    const features = tableOf(data.bits, about.signed, data.span);
+    const [small, take] = inflated.get(`${layer}-${head}`).map((bytes) => cursorOf(bytes, about.levels));
     const routes = tableOf(12, false, data.span);
+    const order = take.shares(length);
+    const gate = take.logs(length, gates);
+    const largestWrite = Float32Array.from(gate);
+    let write;
+    if (knots) write = writesAt(order, take, knots, about.scales);
+    else {
+      const largest = take.floats(length);
+      for (let i = 0; i < length; i++) largestWrite[i] *= largest[i];
+      write = take.codes(length * about.scales, 12, routes);
+    }
+    let [reader, writer, read, q, k] = [null, null, null, null, null];
+    if (about.turned) {
+      reader = take.logs(length, readers);
+      writer = new Float32Array(length).fill(1);
+      const rows = (columns, step) => turnedRows(take, small, length, columns, step);
+      q = softmaxes(rows(about.features / 2, data.step), length);
+      k = softmaxes(rows(about.features / 2, data.step), length);
+      if (about.reads) read = evenRows(rows(about.scales, data.step / 2), about.scales);
+    } else {
+      const features = tableOf(data.bits, about.signed, data.span);
+      reader = take.floats(length);
+      writer = take.floats(length);
+      if (about.reads) read = take.codes(length * about.scales, 12, routes);
+      q = take.codes(length * about.features, data.bits, features);
+      k = take.codes(length * about.features, data.bits, features);
+    }
     return {
       length,
       scales: about.scales,
@@ -67,15 +205,15 @@ const vortMemory = (() => {
       shares: about.shares,
       ordered: about.ordered,
       gated: about.gated,
-      reader: take.floats(length),
-      writer: take.floats(length),
-      largestWrite: take.floats(length),
-      order: take.shares(length),
-      gate: take.shares(length),
-      write: take.codes(length * about.scales, 12, routes),
-      read: about.reads ? take.codes(length * about.scales, 12, routes) : null,
-      q: take.codes(length * about.features, data.bits, features),
-      k: take.codes(length * about.features, data.bits, features),
+      reader,
+      writer,
+      largestWrite,
+      order,
+      gate,
+      write,
+      read,
+      q,
+      k,
     };
   }
 
@@ -134,5 +272,5 @@ const vortMemory = (() => {
     return kept.get(name);
   }
 
-  return { open, reads, gives, kernel };
+  return { load, open, reads, gives, kernel };
 })();
