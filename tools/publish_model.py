@@ -26,8 +26,8 @@ from vort.lab.commands.settings import OPTIONS, RunSettings
 from vort.lab.commands.train import make_task_of
 from vort.lab.experiments.reading import BOUNDS
 from vort.lab.report.provenance import provenance
-from vort.lab.tasks import Books
-from vort.lab.training import evaluate
+from vort.lab.tasks import Books, Split
+from vort.lab.training import Metrics, evaluate
 from vort.lab.training.checkpoint import complete_folder
 from vort.lab.training.progress import in_words
 from vort.lab.training.sizes import TEXT_SIZES
@@ -120,9 +120,8 @@ def write_weights(model: VortForCausalLM, folder: Path) -> None:
 
     The config says float32, which is what is computed in unless somebody asks for another.
     """
-    model.generation_config = GenerationConfig(
-        **DRAWS, **{key: getattr(model.config, key) for key in _TOKENS}
-    )
+    drawn = {**DRAWS, **{key: getattr(model.config, key) for key in _TOKENS}}
+    model.generation_config = GenerationConfig(**drawn)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder, state_dict=rounded(model.state_dict()))
     ByteTokenizer().save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # safetensors writes for its owner alone
@@ -139,11 +138,13 @@ def score(
     """Bits a byte by position: both splits computed in float32, validation in bfloat16 too."""
     found: dict[str, Any] = {}
     model = VortForCausalLM.from_pretrained(folder).to(device).eval()
-    count = {"sequences": sequences, "batch_size": batch_size}
-    for split in ("validation", "test"):
-        found[split] = evaluate(model, task, split, **count)
+
+    def scores(split: Split) -> Metrics:
+        return evaluate(model, task, split, sequences=sequences, batch_size=batch_size)
+
+    found["validation"], found["test"] = scores("validation"), scores("test")
     model.to(torch.bfloat16)
-    found["validation in bfloat16"] = evaluate(model, task, "validation", **count)
+    found["validation in bfloat16"] = scores("validation")
     return found
 
 
@@ -190,6 +191,7 @@ def card(
     documents, limited = task.splits()[0], record["windows"]["sequences"]
     read = training["steps"] * settings.training["batch_size"] * task.length
     session = VortSession(model, ByteTokenizer())
+    assert config.bos_token_id is not None  # ByteTokenizer's
     session.feed([config.bos_token_id])
     rows = [(split, documents[split], task.characters(split)) for split in documents]
     return CARD.read_text().format(
