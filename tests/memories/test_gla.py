@@ -1,9 +1,12 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vort.memories.gla import gla_chunk, gla_exact
+from vort.memories.gla import _sequence, gla_chunk, gla_exact
+from vort.memories.recurrence import each_sequence
 
 
 def problem(length: int, strength: float, batch: int = 1) -> list[torch.Tensor]:
@@ -84,3 +87,35 @@ def test_gla_at_the_state_of_vort_is_the_same_on_a_gpu(normalizer: str) -> None:
     for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
         scale = ours.abs().max().item()
         torch.testing.assert_close(theirs.cpu(), ours, atol=2e-2 * scale, rtol=2e-2)
+
+
+def test_hundreds_of_packed_sequences_are_computed_side_by_side() -> None:
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, 150, (120,), generator=draw).tolist()
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    shape = (1, int(bounds[-1]), 2, 8)
+    q, k, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for _ in range(3))
+    gate = -torch.rand(shape, generator=draw, dtype=torch.float64)
+    leaves = [x.requires_grad_() for x in (q, k, v, gate)]
+    before = torch.randn(120, 2, 8, 8, generator=draw, dtype=torch.float64)
+    options = {"output_final_state": True}
+    calls = []
+
+    def counted(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(given[0].shape[0])
+        return _sequence(*given)
+
+    output, states = each_sequence(counted, tuple(leaves), 1.0, before, True, bounds)
+    # Four lengths within a chunk, and those of two and three.
+    assert len(calls) <= 6
+    assert sum(calls) == sum(length > 0 for length in lengths)
+    assert states is not None
+    found = torch.autograd.grad(output.square().sum(), leaves)
+    alone = [
+        gla_chunk(*(x[:, a:b] for x in leaves), initial_state=before[n : n + 1], **options)
+        for n, (a, b) in enumerate(pairwise(bounds.tolist()))
+    ]
+    torch.testing.assert_close(output, torch.cat([o for o, _ in alone], 1))
+    torch.testing.assert_close(states, torch.cat([state for _, state in alone]))
+    expected = torch.autograd.grad(sum(o.square().sum() for o, _ in alone), leaves)
+    torch.testing.assert_close(found, expected)

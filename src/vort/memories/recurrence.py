@@ -94,14 +94,47 @@ def each_sequence(
         if cu_seqlens is None:
             o, state = _over_chunks(run, [q * scale, *rest], initial_state)
             return o, state if output_final_state else None
-        outputs, states = [], []
-        for index, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
-            parts = [x[:, start:stop] for x in (q * scale, *rest)]
-            before = None if initial_state is None else initial_state[index : index + 1]
-            o, state = _over_chunks(run, parts, before)
-            outputs.append(o)
-            states.append(state)
-        return torch.cat(outputs, 1), torch.cat(states) if output_final_state else None
+        o, state = _packed(run, [q * scale, *rest], initial_state, cu_seqlens.tolist())
+        return o, state if output_final_state else None
+
+
+def _packed(
+    run: Recurrence, tensors: list[Tensor], initial_state: Tensor | None, bounds: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Sequences packed into one row: those of as many chunks side by side, filled up with zeros.
+
+    Hundreds of short ones, one after the other, would keep a GPU waiting for their launches.
+    """
+    groups: dict[int, list[int]] = {}
+    for index, (start, stop) in enumerate(pairwise(bounds)):
+        groups.setdefault(_filled(stop - start), []).append(index)
+    device = tensors[0].device
+    # A row of zeros at the end is what every place beyond a sequence stands for.
+    rows = [torch.cat([x[0], x.new_zeros(1, *x.shape[2:])]) for x in tensors]
+    outputs, states, places = [], [], []
+    for length, members in groups.items():
+        steps = torch.arange(length, device=device)
+        starts, stops = (
+            torch.tensor([bounds[index + n] for index in members], device=device)[:, None]
+            for n in (0, 1)
+        )
+        place = starts + steps
+        inside = place < stops
+        before = None if initial_state is None else initial_state[members]
+        taken = [x[place.masked_fill(~inside, len(x) - 1)] for x in rows]
+        o, state = _over_chunks(run, taken, before)
+        outputs.append(o[inside])
+        places.append(place[inside])
+        states.append(state)
+    order = torch.cat(places).argsort()
+    back = torch.tensor([index for members in groups.values() for index in members]).argsort()
+    return torch.cat(outputs)[order][None], torch.cat(states)[back.to(device)]
+
+
+def _filled(length: int) -> int:
+    """The length of a sequence in whole chunks."""
+    chunk = min(CHUNK, -(-length // BLOCK) * BLOCK)
+    return -(-length // chunk) * chunk if length else 0
 
 
 def _over_chunks(
