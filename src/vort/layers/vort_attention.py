@@ -316,7 +316,7 @@ class VortAttention(nn.Module):
             q, k, v = heads[:3]
             rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
             past = None if before is None else _below(before, "memory.")
-            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped)
+            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
@@ -349,7 +349,8 @@ class VortAttention(nn.Module):
         self, asked: Asked, x: Tensor, found: Tensor, local: Tensor | None, gate: Tensor | None
     ) -> Tensor:
         """`_join` for some positions alone."""
-        found, local, gate = (None if t is None else pick(t, asked) for t in (found, local, gate))
+        found = found if found.ndim == 3 else pick(found, asked)
+        local, gate = (None if t is None else pick(t, asked) for t in (local, gate))
         mixed = found if local is None else found + local
         if self.norm is not None:
             mixed = norm_of_asked(mixed, *self.norm.fused(), asked)

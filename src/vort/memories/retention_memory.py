@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.settings import LayerSettings
+from vort.ops.asked import Asked, pick
 from vort.ops.feature_maps import FeatureMap, HedgehogFeatures, feature_map
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
+from vort.ops.retention.chunk import AskedInputs, retention_of_asked
+from vort.ops.retention.inputs import wants_grad
 
 __all__ = [
     "GateProjection",
@@ -96,6 +99,9 @@ class RetentionMemory(Memory):
         """What each position retrieves; see `Memory`."""
         routing = self.route(inputs)
         inputs = inputs if inputs.mapped else self._map(inputs)
+        # Whoever retrieves in a way of its own does so for all positions.
+        if inputs.asked is not None and type(self)._retrieve is RetentionMemory._retrieve:
+            return MemoryOutput(self._answer(inputs, routing, inputs.asked), None, routing.order)
         if inputs.part is not None:
             given = (inputs.k, inputs.v, routing.write, routing.log_decay, self.normalizer)
             state = inputs.part.retained_before(*given)
@@ -157,6 +163,14 @@ class RetentionMemory(Memory):
         read = None if routing.read is None else padding.pack(routing.read)
         output, after = self._call(packed, routing._replace(write=write, read=read), state, True)
         return padding.unpack(output), after
+
+    def _answer(self, inputs: MemoryInputs, routing: Routing, asked: Asked) -> Tensor:
+        """What some positions retrieve, of whole sequences from their start."""
+        q, read = pick(inputs.q, asked), routing.read
+        read = None if read is None else pick(read, asked)
+        tensors = (q, inputs.k, inputs.v, routing.write, routing.log_decay, read)
+        options = (self.normalizer, self.include_self, self.eps, wants_grad(*tensors))
+        return retention_of_asked(AskedInputs(*tensors, *asked, *options))
 
     def _call(
         self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool

@@ -1,6 +1,7 @@
 """Doing the cells that are missing, one after another or side by side: build, train, score."""
 
 import ctypes
+import gc
 import os
 import shutil
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -230,6 +232,11 @@ def _prepare(cores: int) -> None:
     _cores = cores
     torch.set_num_threads(cores)
     keep_memory()
+    # What cells are made of is loaded once and stays: Python need not look through it again and
+    # again for what can go.
+    for name in ("vort.models", "accelerate"):
+        import_module(name)
+    gc.freeze()
 
 
 # Of glibc's mallopt: what is freed at the end of the heap goes back beyond so many bytes, the heap

@@ -43,7 +43,7 @@ class Plan:
     @staticmethod
     def of(inputs: Inputs) -> "Plan":
         """The chunk length (shorter where sequences are), chunks in a piece, pieces at most."""
-        (rows, length, heads, keys), values = inputs.q.shape, inputs.v.shape[3]
+        (rows, length, heads, keys), values = inputs.k.shape, inputs.v.shape[3]
         sequences = 1 if inputs.cu_seqlens is None else max(count_sequences(inputs), 1)
         chunk = inputs.chunk_size or 64
         # A chunk is padded to its full length: do not spend 64 positions on sequences of 10.
