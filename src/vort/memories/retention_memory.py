@@ -169,7 +169,8 @@ class RetentionMemory(Memory):
         q, read = pick(inputs.q, asked), routing.read
         read = None if read is None else pick(read, asked)
         tensors = (q, inputs.k, inputs.v, routing.write, routing.log_decay, read)
-        options = (self.normalizer, self.include_self, self.eps, wants_grad(*tensors))
+        tracked = wants_grad(*tensors)
+        options: tuple[Any, ...] = (self.normalizer, self.include_self, self.eps, tracked)
         return retention_of_asked(AskedInputs(*tensors, *asked, *options))
 
     def _call(

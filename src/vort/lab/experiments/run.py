@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import math
 import os
 import shutil
 import sys
@@ -64,6 +65,8 @@ AFTER: dict[str, Callable[..., dict[str, Any]]] = {
 }
 # Those that decode token by token.
 _BY_TOKEN = {"h2o", "h2o_needles"}
+# A cell that trains on one of so many tokens that another does, or fewer, takes next to no time.
+_NOTHING = 50
 # Those that take minutes: they keep what they have in the folder of the cell's checkpoints.
 _GO_ON = ("needles", "h2o_needles", "merged_needles", "merged_bits", "ruler")
 
@@ -146,8 +149,13 @@ def run_cells(
     """
     missing = [cell for cell in cells if restart or not folder.finished(cell)]
     alone = [cell for cell in missing if EXPERIMENTS[cell.experiment].alone]
-    # Nobody is to wait at the end for one that takes long and that no other can share.
-    together = sorted((c for c in missing if c not in alone), key=lambda c: not _is_long(c))
+    # Nobody is to wait at the end for one that takes long and that no other can share: long ones
+    # come first, and those that are next to nothing last, where they fill what is left.
+    most = max(map(_tokens, missing), default=0)
+    together = sorted(
+        (c for c in missing if c not in alone),
+        key=lambda c: (not _is_long(c), _tokens(c) * _NOTHING < most),
+    )
     for waiting, crew in ((together, min(workers, len(together))), (alone, 1)):
 
         def take(waiting: list[Cell] = waiting) -> Cell | None:
@@ -158,6 +166,12 @@ def run_cells(
             return None
 
         yield from run_as_they_come(take, folder, workers=crew, started=started)
+
+
+def _tokens(cell: Cell) -> int:
+    """Tokens that a cell is trained on, as far as its settings say."""
+    sizes = (cell.training.get("steps", 0), cell.training.get("batch_size", 32))
+    return int(math.prod((*sizes, cell.task.get("length", 0))))
 
 
 def _is_long(cell: Cell) -> bool:

@@ -63,9 +63,10 @@ class AskedInputs(NamedTuple):
 
 
 def retention_of_asked(given: AskedInputs) -> Tensor:
-    """What `retention` of whole sequences returns at positions asked for: `[rows, H, V]`, by chunks.
+    """What `retention` of whole sequences returns at positions asked for, `[rows, H, V]`.
 
-    The same numbers and gradients, to the bit; others are written, and read nothing.
+    Numbers and gradients are those of `retention_chunk`, to the bit: others write, and read
+    nothing.
     """
     per_head = given.log_decay.expand(given.k.shape[2], given.write.shape[-1])
     return _of_asked(given._replace(log_decay=per_head))[0]  # type: ignore[no-any-return]
@@ -77,8 +78,9 @@ def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Reade
     layout = DenseLayout(given.batch, given.length, Plan.of(inputs).chunk, given.k.device)
     readers = Readers(given.index, layout, b_rows(given.normalizer, given.write.shape[-1]))
     dtype = compute_dtype(*given[:3])
-    q, read = (None if x is None else readers.spread(x, dtype) for x in (given.q, given.read))
-    return Work(inputs._replace(q=q, read=read), decay_needs_grad, None, readers), readers
+    read = None if given.read is None else readers.spread(given.read, dtype)
+    inputs = inputs._replace(q=readers.spread(given.q, dtype), read=read)
+    return Work(inputs, decay_needs_grad, None, readers), readers
 
 
 def _asked_forward(given: AskedInputs) -> Tensors:
@@ -89,13 +91,13 @@ def _asked_forward(given: AskedInputs) -> Tensors:
         return readers.gather(found.output, given.q), *found[1:4]
 
 
-def _asked_backward(
-    given: AskedInputs, kept: Some, grads: Some, needs: Sequence[bool]
-) -> Tensors:
+def _asked_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
     with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
         work, readers = _asked_work(given, decay_needs_grad=needs[4])
         do = readers.spread(grads[0], work.dtype)
-        found = _gradients(work, Found(do, *kept, *work.new_states(work.sequences)))
+        inverse, kept_G, kept_b = kept
+        G, b = work.new_states(work.sequences)
+        found = _gradients(work, Found(do, inverse, kept_G, kept_b, G, b))
         dq, dread = (
             None if like is None else readers.gather(x, like)
             for x, like in ((found.dq, given.q), (found.dread, given.read))
@@ -109,9 +111,9 @@ def _asked_plain(given: AskedInputs) -> Tensors:
     asked = Asked(given.index, given.batch, given.length)
 
     def whole(x: Tensor) -> Tensor:
-        out = x.new_zeros(asked.batch * asked.length, *x.shape[1:])
+        out: Tensor = x.new_zeros(asked.batch * asked.length, *x.shape[1:])
         out = out.index_copy(0, asked.index, x[: len(asked.index)])
-        return out.unflatten(0, (asked.batch, asked.length))
+        return out.view(asked.batch, asked.length, *x.shape[1:])
 
     q, read = whole(given.q), None if given.read is None else whole(given.read)
     options = (given.normalizer, given.include_self, given.eps)

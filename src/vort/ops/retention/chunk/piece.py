@@ -168,10 +168,11 @@ class Part(NamedTuple):
 class Piece:
     """A run of chunks, loaded.
 
-    Of those that read there are R: C of them, or the slots of `Readers`. q, k, v and all matrices are batches [n rows H, C, .]; scores, weights and their product, pairs,
-    go by source: [n rows H, C, R] at [i, t], where t reads i. The gates read and write, how
-    positions read the states that enter their chunk (reading) and write those that leave it
-    (writing) keep their [n, rows, H, C or R, S]. `batch` is (n, rows, H).
+    Of those that read there are R: C of them, or the slots of `Readers`. q, k, v and all matrices
+    are batches [n rows H, C or R, .]; scores, weights and their product, pairs, go by source:
+    [n rows H, C, R] at [i, t], where t reads i. The gates read and write, how positions read the
+    states that enter their chunk (reading) and write those that leave it (writing) keep their
+    [n, rows, H, C or R, S]. `batch` is (n, rows, H).
     """
 
     def __init__(self, work: Work, start: int, stop: int) -> None:
@@ -257,9 +258,7 @@ class Piece:
         chunk = self.work.plan.chunk
         whole = self.work.workspace.take("weight gradients", len(dW), chunk, chunk).zero_()
         whole.scatter_add_(2, self.columns, dW)
-        dread, dwrite, dlog_decay = weights.backward(
-            whole, self._whole_read(), self.write, needed
-        )
+        dread, dwrite, dlog_decay = weights.backward(whole, self._whole_read(), self.write, needed)
         if dread is not None:
             index = self.offset[:, :, None, :, None].expand(self.read.shape)
             dread = dread.gather(3, index)

@@ -28,8 +28,8 @@ class Readers:
         count, batch, chunk = len(layout.chunks), layout.rows, layout.chunk
         row, position = index // layout.length, index % layout.length
         group = position // chunk * batch + row
-        # Readers of a group are numbered as they come.
-        order = group.argsort(stable=True)
+        # Readers of a chunk are numbered in its order, which is that of sums.
+        order = (group * chunk + position % chunk).argsort()
         members = torch.bincount(group, minlength=count * batch)
         first = members.cumsum(0) - members
         number = torch.empty_like(group)

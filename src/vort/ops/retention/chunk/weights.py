@@ -223,9 +223,9 @@ class GatedWeights:
 
 
 def at_offsets(x: Tensor, at: Tensor | None, chunk: int) -> Tensor:
-    """x [n, rows, H, R, ...] at places [n, rows, R] of chunks, [n, rows, H, C, ...], 0 elsewhere."""
+    """x [n, rows, H, R, ...] at places [n, rows, R] of chunks: [n, rows, H, C, ...], else 0."""
     assert at is not None
-    index = at[:, :, None].reshape(*at.shape[:2], 1, -1, *[1] * (x.ndim - 4)).expand(x.shape)
+    index = at.view(*at.shape[:2], 1, -1, *[1] * (x.ndim - 4)).expand(x.shape)
     # Slots that nobody has are added to the first place, and hold 0.
     return x.new_zeros(*x.shape[:3], chunk, *x.shape[4:]).scatter_add_(3, index, x)
 
