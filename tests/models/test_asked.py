@@ -38,7 +38,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     of_asked = VortBlock.of_asked
 
     def spy(self: VortBlock, hidden: Tensor, asked: Any, entities: Any) -> Tensor:
-        seen.append(len(asked.index))
+        seen.append(len(asked.places))
         return of_asked(self, hidden, asked, entities)
 
     monkeypatch.setattr(VortBlock, "of_asked", spy)

@@ -25,11 +25,11 @@ def test_rows_are_filled_up_with_zeros_and_gradients_go_where_rows_came_from() -
     asked, x = some(), leaf(BATCH, LENGTH, 2, SIZE)
     found = pick(x, asked)
     assert len(found) == asked.rows == 64
-    assert torch.equal(found[:41], x.flatten(0, 1)[asked.index])
+    assert torch.equal(found[:41], x.flatten(0, 1)[asked.places])
     assert not found[41:].any()
     back = torch.randn_like(found)
     (dx,) = torch.autograd.grad(found, x, back)
-    (truth,) = torch.autograd.grad(x.flatten(0, 1)[asked.index], x, back[:41])
+    (truth,) = torch.autograd.grad(x.flatten(0, 1)[asked.places], x, back[:41])
     assert torch.equal(dx, truth)
 
 
@@ -42,7 +42,7 @@ def test_a_product_has_the_gradients_of_one_with_all_positions_to_the_bit(
         asked, x, weight = some(count), leaf(BATCH, LENGTH, SIZE), leaf(18, SIZE)
         back = torch.randn(count, 18)
         rows = linear_of_asked(pick(x, asked), weight, asked)[:count]
-        whole = F.linear(x, weight).flatten(0, 1)[asked.index]
+        whole = F.linear(x, weight).flatten(0, 1)[asked.places]
         assert torch.equal(rows, whole)
         found, truth = (torch.autograd.grad(y, (x, weight), back) for y in (rows, whole))
         assert all(map(torch.equal, found, truth))
@@ -56,7 +56,7 @@ def test_a_norm_has_the_gradients_of_one_of_all_positions_to_the_bit(heads: tupl
     picked = pick(x * 1.5, asked)
     rows = (picked + norm_of_asked(picked, weight, 1e-6, asked).sin())[:41]
     every = x * 1.5
-    whole = (every + rms_norm(every, weight, 1e-6).sin()).flatten(0, 1)[asked.index]
+    whole = (every + rms_norm(every, weight, 1e-6).sin()).flatten(0, 1)[asked.places]
     assert torch.equal(rows, whole)
     found, truth = (torch.autograd.grad(y, (x, weight), back) for y in (rows, whole))
     assert all(map(torch.equal, found, truth))
@@ -65,7 +65,7 @@ def test_a_norm_has_the_gradients_of_one_of_all_positions_to_the_bit(heads: tupl
 def test_second_derivatives_are_those_of_all_positions() -> None:
     asked, x, weight, scale = some(), leaf(BATCH, LENGTH, SIZE), leaf(SIZE, SIZE), leaf(SIZE)
     rows = norm_of_asked(linear_of_asked(pick(x, asked), weight, asked), scale, 1e-6, asked)[:41]
-    whole = rms_norm(F.linear(x, weight), scale, 1e-6).flatten(0, 1)[asked.index]
+    whole = rms_norm(F.linear(x, weight), scale, 1e-6).flatten(0, 1)[asked.places]
     found = []
     for y in (rows, whole):
         (dx,) = torch.autograd.grad(y.pow(3).sum(), x, create_graph=True)

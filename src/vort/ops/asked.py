@@ -31,24 +31,24 @@ ROWS = 32
 class Asked(NamedTuple):
     """Which positions.
 
-    index: `[N]`, flat places b T + t, each at most once.
+    places: `[N]`, flat places b T + t, each at most once.
     batch, length: B and T.
     """
 
-    index: Tensor
+    places: Tensor
     batch: int
     length: int
 
     @property
     def rows(self) -> int:
         """Rows of a tensor of these positions: N, filled up."""
-        return -(-len(self.index) // ROWS) * ROWS
+        return -(-len(self.places) // ROWS) * ROWS
 
     def put(self, x: Tensor, whole: Tensor | None = None) -> Tensor:
         """`[B T, ...]`: x `[rows, ...]` in its places, 0 elsewhere, as they are in `whole`."""
         if whole is None:
             whole = x.new_zeros(self.batch * self.length, *x.shape[1:])
-        return whole.index_copy_(0, self.index, x[: len(self.index)])
+        return whole.index_copy_(0, self.places, x[: len(self.places)])
 
     @contextmanager
     def lent(self, x: Tensor, name: str) -> Iterator[Tensor]:
@@ -57,14 +57,15 @@ class Asked(NamedTuple):
         if size > KEPT:
             yield self.put(x)
             return
-        zeros = _zeros.__dict__.setdefault((name, x.dtype, x.device), x.new_zeros(0))
-        if len(zeros) < size:
-            zeros = _zeros.__dict__[name, x.dtype, x.device] = x.new_zeros(size)
+        key = f"{name} {x.dtype} {x.device}"
+        zeros: Tensor | None = _zeros.__dict__.get(key)
+        if zeros is None or len(zeros) < size:
+            zeros = _zeros.__dict__[key] = x.new_zeros(size)
         whole = zeros[:size].view(self.batch * self.length, *x.shape[1:])
         try:
             yield self.put(x, whole)
         finally:
-            whole.index_fill_(0, self.index, 0)
+            whole.index_fill_(0, self.places, 0)
 
 
 # By name, for each thread its own.
@@ -73,7 +74,7 @@ _zeros = threading.local()
 
 class _Pick(NamedTuple):
     x: Tensor
-    index: Tensor
+    places: Tensor
     batch: int
     length: int
 
@@ -81,7 +82,7 @@ class _Pick(NamedTuple):
 class _Linear(NamedTuple):
     x: Tensor
     weight: Tensor
-    index: Tensor
+    places: Tensor
     batch: int
     length: int
 
@@ -92,7 +93,7 @@ class _Norm(NamedTuple):
     x: Tensor
     again: Tensor
     weight: Tensor
-    index: Tensor
+    places: Tensor
     batch: int
     length: int
     eps: float
@@ -121,7 +122,7 @@ def norm_of_asked(x: Tensor, weight: Tensor, eps: float, asked: Asked) -> Tensor
 def _pick_forward(given: _Pick) -> Tensors:
     asked = Asked(*given[1:])
     found = given.x.new_zeros(asked.rows, *given.x.shape[2:])
-    torch.index_select(given.x.flatten(0, 1), 0, asked.index, out=found[: len(asked.index)])
+    torch.index_select(given.x.flatten(0, 1), 0, asked.places, out=found[: len(asked.places)])
     return (found,)
 
 
@@ -131,7 +132,7 @@ def _pick_backward(given: _Pick, kept: Some, grads: Some, needs: Sequence[bool])
 
 def _pick_plain(given: _Pick) -> Tensors:
     asked = Asked(*given[1:])
-    found = given.x.flatten(0, 1)[asked.index]
+    found = given.x.flatten(0, 1)[asked.places]
     more = asked.rows - len(found)
     return (torch.cat([found, found.new_zeros(more, *found.shape[1:])]),)
 

@@ -37,14 +37,14 @@ def answers(given: list[Any], asked: Asked, **options: Any) -> Tensor:
     tensors = (pick(q, asked), k, v, write, log_decay, read)
     settings = {"normalizer": "decayed", "include_self": True, "eps": 1e-6, **options}
     found = retention_of_asked(AskedInputs(*tensors, *asked, **settings, tracked=True))
-    return found[: len(asked.index)]
+    return found[: len(asked.places)]
 
 
 def truth(given: list[Any], asked: Asked, backend: Any, **options: Any) -> Tensor:
     *tensors, read = given
     settings = {"eps": 1e-6, **options}
     o, _ = retention(*tensors, read=read, backend=backend, **settings)
-    return o.flatten(0, 1)[asked.index]
+    return o.flatten(0, 1)[asked.places]
 
 
 def gradients(output: Tensor, given: list[Any]) -> list[Tensor]:

@@ -44,7 +44,7 @@ def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
 class AskedInputs(NamedTuple):
     """A call of `retention_of_asked`: q and read `[rows, H, .]` as `pick` leaves them, else Inputs.
 
-    index, batch, length: see `Asked`.
+    places, batch, length: see `Asked`.
     """
 
     q: Tensor
@@ -53,7 +53,7 @@ class AskedInputs(NamedTuple):
     write: Tensor
     log_decay: Tensor
     read: Tensor | None
-    index: Tensor
+    places: Tensor
     batch: int
     length: int
     normalizer: str
@@ -74,9 +74,9 @@ def retention_of_asked(given: AskedInputs) -> Tensor:
 
 def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Readers]:
     options = (given.normalizer, given.include_self, given.eps, False, None, given.tracked)
-    inputs = Inputs(*given[:6], None, None, None, *options)  # type: ignore[arg-type]
+    inputs = Inputs(*given[:6], None, None, None, *options)
     layout = DenseLayout(given.batch, given.length, Plan.of(inputs).chunk, given.k.device)
-    readers = Readers(given.index, layout, b_rows(given.normalizer, given.write.shape[-1]))
+    readers = Readers(given.places, layout, b_rows(given.normalizer, given.write.shape[-1]))
     dtype = compute_dtype(*given[:3])
     read = None if given.read is None else readers.spread(given.read, dtype)
     inputs = inputs._replace(q=readers.spread(given.q, dtype), read=read)
@@ -108,11 +108,11 @@ def _asked_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence
 
 def _asked_plain(given: AskedInputs) -> Tensors:
     """Of all positions; those that are not asked for have queries and reads of 0."""
-    asked = Asked(given.index, given.batch, given.length)
+    asked = Asked(given.places, given.batch, given.length)
 
     def whole(x: Tensor) -> Tensor:
         out: Tensor = x.new_zeros(asked.batch * asked.length, *x.shape[1:])
-        out = out.index_copy(0, asked.index, x[: len(asked.index)])
+        out = out.index_copy(0, asked.places, x[: len(asked.places)])
         return out.view(asked.batch, asked.length, *x.shape[1:])
 
     q, read = whole(given.q), None if given.read is None else whole(given.read)
