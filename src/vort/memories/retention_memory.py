@@ -37,7 +37,8 @@ class Routing(NamedTuple):
     Attributes:
         write: `[B, T, H, S]`, how much each token writes to each scale.
         log_decay: `[S]` or `[H, S]`, log of what a scale keeps in one step.
-        read: `[B, T, H, S]`, how much each query reads of each; None: all alike.
+        read: `[B, T, H, S]`, how much each query reads of each; None: all alike. Where some
+            positions are asked for (`MemoryInputs.asked`), it may be `[rows, H, S]` of those.
         order: `[B, T, H]`, the fractional order behind `write`; None where there is none.
     """
 
@@ -97,10 +98,12 @@ class RetentionMemory(Memory):
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """What each position retrieves; see `Memory`."""
+        if type(self)._retrieve is not RetentionMemory._retrieve:
+            # Whoever retrieves in a way of its own does so for all positions.
+            inputs = replace(inputs, asked=None)
         routing = self.route(inputs)
         inputs = inputs if inputs.mapped else self._map(inputs)
-        # Whoever retrieves in a way of its own does so for all positions.
-        if inputs.asked is not None and type(self)._retrieve is RetentionMemory._retrieve:
+        if inputs.asked is not None:
             return MemoryOutput(self._answer(inputs, routing, inputs.asked), None, routing.order)
         if inputs.part is not None:
             given = (inputs.k, inputs.v, routing.write, routing.log_decay, self.normalizer)
@@ -118,6 +121,10 @@ class RetentionMemory(Memory):
             inputs = replace(inputs, k=self.key_map(inputs.k))
         query_map = self.key_map if self.query_map is None else self.query_map
         normalized = self.normalizer != "none"
+        if inputs.asked is not None:
+            return replace(
+                inputs, q=query_map.map_asked(inputs.q, inputs.asked, normalized=normalized)
+            )
         q = query_map.map_query(inputs.q) if normalized else query_map(inputs.q)
         return replace(inputs, q=q)
 
@@ -165,9 +172,14 @@ class RetentionMemory(Memory):
         return padding.unpack(output), after
 
     def _answer(self, inputs: MemoryInputs, routing: Routing, asked: Asked) -> Tensor:
-        """What some positions retrieve, of whole sequences from their start."""
-        q, read = pick(inputs.q, asked), routing.read
-        read = None if read is None else pick(read, asked)
+        """What some positions retrieve, of whole sequences from their start.
+
+        Queries and reads may be those of all positions, or of these.
+        """
+        q, read = (
+            x if x is None or x.ndim == 3 else pick(x, asked) for x in (inputs.q, routing.read)
+        )
+        assert q is not None
         tensors = (q, inputs.k, inputs.v, routing.write, routing.log_decay, read)
         tracked = wants_grad(*tensors)
         options: tuple[Any, ...] = (self.normalizer, self.include_self, self.eps, tracked)
@@ -290,14 +302,17 @@ class Gates(nn.Module):
                 nn.init.normal_(projection.weight, std=0.02)
                 nn.init.zeros_(projection.bias)
 
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(gate, read) for every token."""
+    def forward(
+        self, hidden_states: Tensor, asked: Asked | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(gate, read) for every token; read of those alone that are asked for, `[rows, H, S]`."""
         gate = read = None
         if self.write is not None:
             gate = torch.sigmoid(widen(self.write(hidden_states)))
         if self.read is not None:
             sizes = (self.num_heads, self.num_scales)
             logits = widen(self.read(hidden_states)).unflatten(-1, sizes)
+            logits = logits if asked is None else pick(logits, asked)
             read = logits.softmax(-1) * self.num_scales
         return gate, read
 
