@@ -154,7 +154,7 @@ def _shapes(inputs: Inputs) -> Tensors:
     q, k, v, write, *_ = inputs
     (batch, length, heads, keys), values, num_scales = q.shape, v.shape[3], write.shape[-1]
     rows, sequences = b_rows(inputs.normalizer, num_scales), count_sequences(inputs)
-    pieces = Plan.of(inputs).max_pieces if inputs.tracked else 0
+    count = Plan.of(inputs).max_kept if inputs.tracked else 0
     dtype, last = compute_dtype(q, k, v), inputs.output_final_state
 
     def new(*shape: int) -> Tensor:
@@ -165,8 +165,8 @@ def _shapes(inputs: Inputs) -> Tensors:
         new(sequences, heads, num_scales, keys, values) if last else None,
         new(sequences, heads, rows, keys) if last and rows else None,
         new(batch, length, heads, 1 if rows else 0),
-        new(pieces, batch, heads, num_scales, keys * values),
-        new(pieces, batch, heads, rows, keys),
+        new(count, batch, heads, num_scales, keys * values),
+        new(count, batch, heads, rows, keys),
     )
 
 

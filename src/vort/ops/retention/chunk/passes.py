@@ -25,8 +25,8 @@ FAST_ROWS = 64
 class Found(NamedTuple):
     """Where the results of a call go.
 
-    output [B, T, H, V], inverse (signed 1 / normaliser) [B, T, H, 0 or 1], states before each piece
-    [pieces, rows, H, ...], none unless tracked, and final states [N, H, ...] as in `new_states`.
+    output [B, T, H, V], inverse (signed 1 / normaliser) [B, T, H, 0 or 1], states that are kept
+    [count, rows, H, ...], none unless tracked, and final states [N, H, ...] as in `new_states`.
     """
 
     output: Tensor
@@ -39,13 +39,13 @@ class Found(NamedTuple):
     @staticmethod
     def of(work: Work) -> "Found":
         """Memory for them all, contents undefined."""
-        v, pieces = work.inputs.v, work.plan.max_pieces if work.inputs.tracked else 0
+        v, count = work.inputs.v, work.plan.max_kept if work.inputs.tracked else 0
         # Of readers in their slots, [n, rows, H, R, V].
         lead = v.shape[:3] if work.readers is None else work.inputs.q.shape[:-1]
         dtype = v.dtype if work.readers is None else work.dtype
         output = v.new_empty(*lead, work.value_dim, dtype=dtype)
         inverse = work.empty(*lead, 1 if work.b_rows else 0)
-        kept_G, kept_b = work.empty_states(pieces, work.layout.rows)
+        kept_G, kept_b = work.empty_states(count, work.layout.rows)
         return Found(output, inverse, kept_G, kept_b, *work.empty_states(work.sequences))
 
     def of_heads(self, heads: slice) -> "Found":
@@ -78,8 +78,8 @@ def run_forward(work: Work, found: Found) -> None:
 
 
 def _keep(work: Work, found: Found, start: int, G: Tensor, b: Tensor) -> None:
-    """Keep, of the states before chunks start.., those before pieces of the plan."""
-    each = work.plan.per_piece
+    """Keep, of the states before chunks start.., those that the plan does."""
+    each = work.plan.kept_every
     for place, states in ((found.kept_G, G[::each]), (found.kept_b, b[::each])):
         place[start // each : start // each + len(states)] = states
 
@@ -130,11 +130,16 @@ def run_backward(work: Work, given: Found, grads: Gradients) -> None:
     carry = work.new_states(work.layout.rows)
     for start, stop in reversed(work.layout.pieces(work.per_piece)):
         piece = Piece(work, start, stop)
-        index = start // work.plan.per_piece
-        state = given.kept_G[index], given.kept_b[index]
-        written, G, b = enter(piece, state, initial)
-        reading = _reading_backward(piece, given.output, given.inverse, G[:-1], b[:-1])
-        carry = _writing_backward(piece, reading, written, G[:-1], b[:-1], carry, final, grads)
+        if work.plan.kept_every == 1:
+            written = spread(piece.writing, piece.k, work.workspace, "written")
+            G, b = (x[start:stop].contiguous() for x in (given.kept_G, given.kept_b))
+        else:
+            index = start // work.plan.per_piece
+            state = given.kept_G[index], given.kept_b[index]
+            written, G, b = enter(piece, state, initial)
+            G, b = G[:-1], b[:-1]
+        reading = _reading_backward(piece, given.output, given.inverse, G, b)
+        carry = _writing_backward(piece, reading, written, G, b, carry, final, grads)
     work.workspace.close()
 
 
@@ -288,8 +293,8 @@ def _over_scales(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
 
 def _aging(entering: Tensor, leaving: Tensor, piece: Piece) -> Tensor:
     """Gradient of log_decay [H, S] through the aging of states across whole chunks."""
-    # The states that entered have served: they hold the product.
-    met = entering.mul_(leaving).sum(-1)
+    out = piece.work.workspace.take("aging", *entering.shape)
+    met = torch.mul(entering, leaving, out=out).sum(-1)
     length = piece.lengths
     met *= piece.work.decays.power[length].unsqueeze(1) * length[:, None, None, None]
     return piece.work.sum_heads(met, (0, 1))
