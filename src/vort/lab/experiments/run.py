@@ -35,6 +35,7 @@ from vort.lab.experiments.search import chosen_in
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
+from vort.lab.training.data import keep_batches
 
 __all__ = [
     "AFTER",
@@ -246,6 +247,7 @@ def _prepare(cores: int) -> None:
     _cores = cores
     torch.set_num_threads(cores)
     keep_memory()
+    keep_batches(_ROOM)
     # What cells are made of is loaded once and stays: Python need not look through it again and
     # again for what can go.
     for name in ("vort.models", "accelerate"):
@@ -253,6 +255,8 @@ def _prepare(cores: int) -> None:
     gc.freeze()
 
 
+# Bytes for batches that the next row of a table is trained on too.
+_ROOM = 64 << 20
 # Of glibc's mallopt: what is freed at the end of the heap goes back beyond so many bytes, the heap
 # grows by so many more than are asked for, and larger pieces than so many get pages of their own.
 _MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}
