@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from vort.ops.asked import Asked, linear_of_asked
 from vort.ops.linear import Norm, gated_mlp, is_plain
 from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution import short_convolution
@@ -97,6 +98,12 @@ class VortMLP(nn.Module):
         first = None if norm is None else norm.fused()
         weights = (self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight)
         return gated_mlp(x, *weights, delta=delta, norm=first)
+
+    def of_asked(self, x: Tensor, asked: Asked) -> Tensor:
+        """`forward` of positions that `vort.ops.asked.pick` picked, past the projections."""
+        weights = (self.gate_proj.weight, self.up_proj.weight)
+        gate, up = (linear_of_asked(x, weight, asked) for weight in weights)
+        return linear_of_asked(nn.functional.silu(gate) * up, self.down_proj.weight, asked)
 
     def step(self, norm: Norm, x: Tensor) -> Tensor:
         """x + `forward` of its norm, for the few rows of a step of decoding."""

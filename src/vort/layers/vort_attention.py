@@ -1,5 +1,6 @@
 """The VORT layer: retrieval from a power-law memory, plus attention to what is near."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from vort.memories import (
     State,
 )
 from vort.memories.settings import settings_of
+from vort.ops.asked import Asked, linear_of_asked, norm_of_asked, pick
 from vort.ops.linear import Norm, gated_norm_linear, is_plain, products
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed, present
@@ -43,6 +45,7 @@ class _Piece(NamedTuple):
     in_place: bool
     delta: Tensor | None
     norm: Norm | None
+    asked: Asked | None = None
 
 
 class _Mixed(NamedTuple):
@@ -313,11 +316,12 @@ class VortAttention(nn.Module):
             q, k, v = heads[:3]
             rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
             past = None if before is None else _below(before, "memory.")
-            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped)
+            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
             found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        output = self._join(x, found.output, local, gate)
+        join = self._join if piece.asked is None else partial(self._join_asked, piece.asked)
+        output = join(x, found.output, local, gate)
         if padding is not None:
             output = output.masked_fill(~padding.real[..., None], 0)
         return _Mixed(residual, output, after, found.order)
@@ -332,6 +336,27 @@ class VortAttention(nn.Module):
         mixed = (mixed if self.norm is None else self.norm(mixed)).flatten(2)
         output: Tensor = self.o_proj(mixed if gate is None else mixed * nn.functional.silu(gate))
         return output
+
+    def of_asked(self, hidden_states: Tensor, asked: Asked, entity_mask: Tensor | None) -> Tensor:
+        """`forward` for some positions alone, `[rows, hidden_size]` as in `pick`.
+
+        Of whole sequences from their start, on a CPU, through projections without biases.
+        """
+        rest = (None, None, False, False, None, None)
+        return self._mix(_Piece(hidden_states, entity_mask, *rest, asked), None).output
+
+    def _join_asked(
+        self, asked: Asked, x: Tensor, found: Tensor, local: Tensor | None, gate: Tensor | None
+    ) -> Tensor:
+        """`_join` for some positions alone."""
+        found = found if found.ndim == 3 else pick(found, asked)
+        local, gate = (None if t is None else pick(t, asked) for t in (local, gate))
+        mixed = found if local is None else found + local
+        if self.norm is not None:
+            mixed = norm_of_asked(mixed, *self.norm.fused(), asked)
+        mixed = mixed.flatten(1)
+        mixed = mixed if gate is None else mixed * nn.functional.silu(gate)
+        return linear_of_asked(mixed, self.o_proj.weight, asked)
 
     def _project(
         self, piece: _Piece, before: State | None, after: dict[str, Tensor]

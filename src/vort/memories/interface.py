@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.memories.settings import LayerSettings, settings_of
+from vort.ops.asked import Asked
 from vort.ops.padding import Padding
 
 __all__ = ["Along", "Memory", "MemoryInputs", "MemoryOutput", "State", "StepWeights"]
@@ -49,6 +50,8 @@ class MemoryInputs:
         mapped: q and k went through the memory's maps (`Memory.maps`) before they came.
         part: where sequences are cut over processes, this one's part (`vort.distributed`): what
             stands before it is asked for the state that others' tokens left.
+        asked: the positions whose output is wanted; a memory may give those alone, see
+            `MemoryOutput`, or all.
     """
 
     hidden_states: Tensor
@@ -63,6 +66,7 @@ class MemoryInputs:
     along: Along | None = None
     mapped: bool = False
     part: Any = None
+    asked: Asked | None = None
 
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
@@ -90,7 +94,8 @@ class MemoryOutput:
     """What a memory gives back.
 
     Attributes:
-        output: `[B, T, H, V]`, what was retrieved.
+        output: `[B, T, H, V]`, what was retrieved; or `[rows, H, V]` at `MemoryInputs.asked`, as
+            `vort.ops.asked.pick` has them.
         state: what to pass to the next call, where asked for.
         order: `[B, T, H]`, fractional orders, where the memory has them.
     """

@@ -62,7 +62,7 @@ class UniformPowerLawMemory(RetentionMemory):
     def route(self, inputs: MemoryInputs) -> Routing:
         """Every token writes the weights of the one order, times its gate."""
         order = self.order()
-        gate, read = self.gates(inputs.hidden_states)
+        gate, read = self.gates(inputs.hidden_states, inputs.asked)
         write = self.basis.weights(order, validate=False).expand(
             *inputs.q.shape[:3], self.num_scales
         )

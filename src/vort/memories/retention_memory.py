@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.settings import LayerSettings
+from vort.ops.asked import Asked, pick
 from vort.ops.feature_maps import FeatureMap, HedgehogFeatures, feature_map
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_watched
 from vort.ops.retention import DEFAULT_EPS, Normalizer, RetentionState, retention
+from vort.ops.retention.chunk import AskedInputs, retention_of_asked
+from vort.ops.retention.inputs import wants_grad
 
 __all__ = [
     "GateProjection",
@@ -34,7 +37,8 @@ class Routing(NamedTuple):
     Attributes:
         write: `[B, T, H, S]`, how much each token writes to each scale.
         log_decay: `[S]` or `[H, S]`, log of what a scale keeps in one step.
-        read: `[B, T, H, S]`, how much each query reads of each; None: all alike.
+        read: `[B, T, H, S]`, how much each query reads of each; None: all alike. Where some
+            positions are asked for (`MemoryInputs.asked`), it may be `[rows, H, S]` of those.
         order: `[B, T, H]`, the fractional order behind `write`; None where there is none.
     """
 
@@ -94,8 +98,13 @@ class RetentionMemory(Memory):
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """What each position retrieves; see `Memory`."""
+        if type(self)._retrieve is not RetentionMemory._retrieve:
+            # Whoever retrieves in a way of its own does so for all positions.
+            inputs = replace(inputs, asked=None)
         routing = self.route(inputs)
         inputs = inputs if inputs.mapped else self._map(inputs)
+        if inputs.asked is not None:
+            return MemoryOutput(self._answer(inputs, routing, inputs.asked), None, routing.order)
         if inputs.part is not None:
             given = (inputs.k, inputs.v, routing.write, routing.log_decay, self.normalizer)
             state = inputs.part.retained_before(*given)
@@ -112,6 +121,10 @@ class RetentionMemory(Memory):
             inputs = replace(inputs, k=self.key_map(inputs.k))
         query_map = self.key_map if self.query_map is None else self.query_map
         normalized = self.normalizer != "none"
+        if inputs.asked is not None:
+            return replace(
+                inputs, q=query_map.map_asked(inputs.q, inputs.asked, normalized=normalized)
+            )
         q = query_map.map_query(inputs.q) if normalized else query_map(inputs.q)
         return replace(inputs, q=q)
 
@@ -157,6 +170,20 @@ class RetentionMemory(Memory):
         read = None if routing.read is None else padding.pack(routing.read)
         output, after = self._call(packed, routing._replace(write=write, read=read), state, True)
         return padding.unpack(output), after
+
+    def _answer(self, inputs: MemoryInputs, routing: Routing, asked: Asked) -> Tensor:
+        """What some positions retrieve, of whole sequences from their start.
+
+        Queries and reads may be those of all positions, or of these.
+        """
+        q, read = (
+            x if x is None or x.ndim == 3 else pick(x, asked) for x in (inputs.q, routing.read)
+        )
+        assert q is not None
+        tensors = (q, inputs.k, inputs.v, routing.write, routing.log_decay, read)
+        tracked = wants_grad(*tensors)
+        options: tuple[Any, ...] = (self.normalizer, self.include_self, self.eps, tracked)
+        return retention_of_asked(AskedInputs(*tensors, *asked, *options))
 
     def _call(
         self, inputs: MemoryInputs, routing: Routing, state: State | None, output_state: bool
@@ -275,14 +302,17 @@ class Gates(nn.Module):
                 nn.init.normal_(projection.weight, std=0.02)
                 nn.init.zeros_(projection.bias)
 
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """(gate, read) for every token."""
+    def forward(
+        self, hidden_states: Tensor, asked: Asked | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(gate, read) for every token; read of those alone that are asked for, `[rows, H, S]`."""
         gate = read = None
         if self.write is not None:
             gate = torch.sigmoid(widen(self.write(hidden_states)))
         if self.read is not None:
             sizes = (self.num_heads, self.num_scales)
             logits = widen(self.read(hidden_states)).unflatten(-1, sizes)
+            logits = logits if asked is None else pick(logits, asked)
             read = logits.softmax(-1) * self.num_scales
         return gate, read
 

@@ -19,6 +19,7 @@ from vort.memories.retention_memory import (
     widen,
 )
 from vort.memories.settings import LayerSettings, settings_of
+from vort.ops.asked import Asked
 from vort.ops.feature_maps import HedgehogFeatures
 from vort.ops.linear import is_plain, is_watched, products
 from vort.ops.retention import paper_banks, shared_basis
@@ -57,7 +58,7 @@ class VortMemory(RetentionMemory):
             return self.router.routing_of(inputs.along, inputs.entropy, inputs.entity)
         values = inputs.v.flatten(2) if self.router.order_input == "values" else None
         return self.router(  # type: ignore[no-any-return]
-            inputs.hidden_states, inputs.entropy, inputs.entity, values
+            inputs.hidden_states, inputs.entropy, inputs.entity, values, inputs.asked
         )
 
     def along(self, x: Tensor) -> Along | None:
@@ -162,6 +163,7 @@ class Router(nn.Module):
         entropy: Tensor | None = None,
         entity: Tensor | None = None,
         values: Tensor | None = None,
+        asked: Asked | None = None,
     ) -> Routing:
         """Write weights, decays, read weights and orders of every token.
 
@@ -170,13 +172,14 @@ class Router(nn.Module):
             entropy: `[B, T, H]` of the local attention; zeros if absent.
             entity: `[B, T]`, 1 within a named entity; zeros if absent.
             values: `[B, T, Hkv V]`, where order_input="values".
+            asked: positions whose read weights are wanted; all by default.
         """
         along = self.along(hidden_states)
         if along is not None:
             _, _, logits = products(hidden_states, along.weights)
             return self.routing_of(along._replace(product=logits), entropy, entity)
         order = self.orders(hidden_states if values is None else values, entropy, entity)
-        gate, read = self.gates(hidden_states)
+        gate, read = self.gates(hidden_states, asked)
         if self.routing == "continuous":
             # Orders lie in range by construction, but for rounding.
             write, log_decay = shared_basis(order, self.basis, gate, validate=False)

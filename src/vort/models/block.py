@@ -13,8 +13,9 @@ from vort.layers import RMSNorm, VortAttention
 from vort.layers.parts import VortMLP
 from vort.layers.step import attention_step
 from vort.models.configuration_vort import VortConfig
+from vort.ops.asked import Asked, norm_of_asked, pick
 from vort.ops.gpu.launcher import kernels_take
-from vort.ops.linear import few_rows, is_plain, is_watched
+from vort.ops.linear import few_rows, is_bare, is_plain, is_watched
 
 
 class VortBlock(GradientCheckpointingLayer):
@@ -58,6 +59,23 @@ class VortBlock(GradientCheckpointingLayer):
             hidden_states = hidden_states + mixed[0]
             hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
         return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
+
+    def takes_asked(self) -> bool:
+        """Whether `of_asked` does what `forward` would: all parts are ours, and nobody watches."""
+        attention, mlp = self.self_attn, self.mlp
+        if type(mlp) is not VortMLP or is_watched(self, attention, mlp):
+            return False
+        norms = (self.post_attention_layernorm, *([attention.norm] if attention.norm else []))
+        projections = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        return are_bare(*norms) and all(is_bare(each) for each in projections)
+
+    def of_asked(self, hidden_states: Tensor, asked: Asked, entity_mask: Tensor | None) -> Tensor:
+        """`forward` for some positions alone: `[rows, hidden_size]`, see `vort.ops.asked`."""
+        attention, norm = self.self_attn, self.post_attention_layernorm
+        mixed = attention.of_asked(self.input_layernorm(hidden_states), asked, entity_mask)
+        hidden_states = pick(hidden_states, asked) + mixed
+        normed = norm_of_asked(hidden_states, *norm.fused(), asked)
+        return hidden_states + self.mlp.of_asked(normed, asked)
 
     def _step(
         self,

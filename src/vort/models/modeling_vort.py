@@ -24,7 +24,9 @@ from vort.models.decoding import can_record, fingerprint, graph_for, is_steady, 
 from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
-from vort.ops.gpu.launcher import has_triton
+from vort.ops.asked import Asked, norm_of_asked
+from vort.ops.custom import traced
+from vort.ops.gpu.launcher import has_triton, transformed
 from vort.ops.linear import is_plain, is_watched, linear_cross_entropy, products
 from vort.ops.padding import present
 
@@ -36,8 +38,9 @@ PLAIN_STEP = FORWARDED | {"position_ids", "is_first_iteration", "output_attentio
 # What a misspelt keyword may have been meant as.
 _ARGUMENTS = (
     "input_ids", "attention_mask", "past_key_values", "inputs_embeds", "use_cache", "entity_mask",
-    "output_hidden_states", "output_orders", "return_dict",
+    "output_hidden_states", "output_orders", "return_dict", "asked",
 )  # fmt: skip
+_ENTITIES = "entity_mask"
 _ARGUMENTS_OF_HEAD = ("labels", "logits_to_keep", "shift_labels", "num_items_in_batch")
 
 
@@ -189,6 +192,7 @@ class VortModel(VortPreTrainedModel):
         return_dict: bool | None = None,
         position_ids: Tensor | None = None,
         seq_idx: Tensor | None = None,
+        asked: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
         """Hidden states `[B, T, hidden_size]` of tokens `[B, T]`.
@@ -209,6 +213,9 @@ class VortModel(VortPreTrainedModel):
                 changes nothing; what begins anew within a row is packed sequences, each with a
                 memory, a window and a convolution of its own (`DataCollatorWithFlattening`).
             seq_idx: `[B, T]`, the number of each token's sequence, for packed ones too.
+            asked: `[N]`, flat places b T + t of the only positions whose hidden states are wanted,
+                each once: they come as `[N, hidden_size]`. On a CPU the last block then leaves
+                out what the others would need, with the same result and the same gradients.
             **kwargs: other names of the same, cu_seq_lens_q and cu_seq_lens_k, max_length_q and
                 max_length_k; what callers of other models send and needs no answer; no others.
         """
@@ -247,12 +254,18 @@ class VortModel(VortPreTrainedModel):
             "output_orders": output_orders,
         }
         options |= {} if part is None else {"part": part}
+        keep = bool(output_hidden_states)
+        rows = None
+        if asked is not None and self._answers(hidden, options, keep):
+            rows = Asked(asked, *hidden.shape[:2])
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
-        hidden, states, orders = through(hidden, options, bool(output_hidden_states))
+        hidden, states, orders = through(hidden, options, keep, rows)
         if packing is not None:
             hidden = packing.back(hidden, batch)
             states = [packing.back(x, batch) for x in states]
             orders = [None if x is None else packing.back(x, batch) for x in orders]
+        if asked is not None:
+            hidden = hidden.flatten(0, 1)[asked] if rows is None else hidden[: len(asked)]
         result = VortModelOutput(
             last_hidden_state=hidden,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
@@ -290,17 +303,30 @@ class VortModel(VortPreTrainedModel):
             **kwargs,
         )
 
+    def _answers(self, hidden: Tensor, options: dict[str, Any], keep: bool) -> bool:
+        """Whether the last block may be asked for some positions alone: whole sequences, a CPU."""
+        other = any(x is not None and x is not False for k, x in options.items() if k != _ENTITIES)
+        if other or keep or (self.gradient_checkpointing and self.training) or not self.layers:
+            return False
+        plain = hidden.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        plain = plain and not traced(hidden) and not transformed()
+        last: Any = self.layers[-1]
+        return plain and are_bare(self.norm) and type(last) is VortBlock and last.takes_asked()
+
     def _through(
-        self, hidden: Tensor, options: dict[str, Any], keep: bool
+        self, hidden: Tensor, options: dict[str, Any], keep: bool, asked: Asked | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
-        """Hidden states after all blocks and the norm; before each block, if kept; all orders."""
+        """Hidden states after all blocks and the norm; before each block, if kept; all orders.
+
+        asked: of these positions alone, `[rows, hidden_size]` as `vort.ops.asked` has them.
+        """
         states: list[Tensor] = []
         orders: list[Tensor | None] = []
         # Where kernels add a block's result as they norm it for the next, it is left to them.
         whole = keep or (self.gradient_checkpointing and self.training)
         whole = whole or not is_plain(hidden) or not are_bare(self.norm)
         delta: Tensor | None = None
-        for block in self.layers:
+        for block in self.layers[: None if asked is None else -1]:
             if whole or is_watched(block):
                 hidden = hidden if delta is None else hidden + delta
                 states.append(hidden)
@@ -308,6 +334,10 @@ class VortModel(VortPreTrainedModel):
             else:
                 hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
             orders.append(order)
+        if asked is not None:
+            last: Any = self.layers[-1]
+            hidden = last.of_asked(hidden, asked, options[_ENTITIES])
+            return norm_of_asked(hidden, *self.norm.fused(), asked), states, orders
         if delta is None:
             hidden = self.norm(hidden)
         else:

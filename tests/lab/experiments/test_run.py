@@ -40,6 +40,16 @@ def test_long_cells_come_first_and_those_that_are_timed_last(tmp_path: Path) -> 
     assert list(dict.fromkeys(order[2:])) == ["label_copy", "pilot", "complexity"]
 
 
+def test_cells_that_are_next_to_nothing_come_after_the_others(tmp_path: Path) -> None:
+    """So that a worker who is done before the last has something left to do."""
+    small = tiny(model="small", training={**TRAINING, "steps": 1})
+    large = [tiny(seed=seed, training={**TRAINING, "steps": 200}) for seed in range(2)]
+    order: list[str] = []
+    cells = [small, *large, *EXPERIMENTS["complexity"].cells("laptop", None)]
+    list(run_cells(cells, RunFolder(tmp_path), fits=lambda c: order.append(c.model) or False))  # type: ignore[func-returns-value]
+    assert order[:3] == [large[0].model, large[1].model, "small"]
+
+
 def test_restart_does_cells_again(tmp_path: Path) -> None:
     list(run_cells([tiny()], RunFolder(tmp_path)))
     assert len(list(run_cells([tiny()], RunFolder(tmp_path), restart=True))) == 1

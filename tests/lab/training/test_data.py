@@ -1,12 +1,15 @@
 """Which sequences a step sees."""
 
+from collections.abc import Sequence
+from dataclasses import fields
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.training.tiny import TASK
-from vort.lab.tasks import IGNORED
-from vort.lab.training.data import Pieces, compact, load, step_indices
+from vort.lab.tasks import IGNORED, Batch, Split
+from vort.lab.training.data import Pieces, compact, keep_batches, load, step_indices
 
 
 @given(size=st.integers(1, 30), batch=st.integers(1, 12), seed=st.integers(0, 99))
@@ -58,3 +61,27 @@ def test_workers_change_nothing_and_use_no_random_numbers() -> None:
     assert torch.equal(state, torch.get_rng_state())
     for first, second in zip(alone, helped, strict=True):
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_batches_that_are_kept_are_drawn_once_as_long_as_there_is_room() -> None:
+    drawn: list[tuple[int, ...]] = []
+
+    class Counted(type(TASK)):  # type: ignore[misc]
+        def batch(self, split: Split, indices: Sequence[int]) -> Batch:
+            drawn.append(tuple(indices))
+            return super().batch(split, indices)
+
+    task = Counted(**{field.name: getattr(TASK, field.name) for field in fields(TASK)})
+    groups = [[0, 1], [2, 3]]
+    try:
+        for room, times in ((0, 2), (1 << 20, 1), (1, 2)):
+            keep_batches(room)
+            drawn.clear()
+            first, again = (
+                list(load(task, "train", groups, torch.device("cpu"))) for _ in range(2)
+            )
+            assert drawn == [(0, 1), (2, 3)] * times
+            for one, other in zip(first, again, strict=True):
+                assert all(torch.equal(one[name], other[name]) for name in one)
+    finally:
+        keep_batches(0)

@@ -49,6 +49,21 @@ def test_the_head_of_a_hugging_face_model_sees_labelled_positions_alone() -> Non
     assert torch.allclose(logits, expected(model), atol=1e-6)
 
 
+def test_a_model_that_can_be_asked_for_few_positions_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = vort_model()
+    scorer, asked = Scorer(model, TASK.num_classes), []
+    forward = type(model.base_model).forward
+
+    def spy(self: nn.Module, *args: object, **given: object) -> object:
+        asked.append(given.get("asked"))
+        return forward(self, *args, **given)
+
+    monkeypatch.setattr(type(model.base_model), "forward", spy)
+    logits = scorer(BATCH)["logits"]
+    assert asked[0] is BATCH["positions"]
+    assert torch.allclose(logits, expected(model), atol=1e-6)
+
+
 def test_where_everything_is_asked_nothing_is_picked_and_gradients_are_the_same() -> None:
     model = vort_model()
     scorer = Scorer(model, TASK.num_classes)

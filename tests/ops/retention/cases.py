@@ -169,10 +169,13 @@ def small_pieces(elements: int = 1) -> Iterator[None]:
     """Make the chunk form cut even short sequences into many pieces."""
     before = dict(layout.WORKSPACE)
     layout.WORKSPACE.update(dict.fromkeys(before, elements))
+    # States inside a piece are then computed again.
+    states, layout.FEW_STATES = layout.FEW_STATES, elements
     try:
         yield
     finally:
         layout.WORKSPACE.update(before)
+        layout.FEW_STATES = states
 
 
 def variant(case: Case, **changes: object) -> Case:

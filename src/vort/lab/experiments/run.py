@@ -1,6 +1,8 @@
 """Doing the cells that are missing, one after another or side by side: build, train, score."""
 
 import ctypes
+import gc
+import math
 import os
 import shutil
 import sys
@@ -8,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
@@ -32,6 +35,7 @@ from vort.lab.experiments.search import chosen_in
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
+from vort.lab.training.data import keep_batches
 
 __all__ = [
     "AFTER",
@@ -62,6 +66,8 @@ AFTER: dict[str, Callable[..., dict[str, Any]]] = {
 }
 # Those that decode token by token.
 _BY_TOKEN = {"h2o", "h2o_needles"}
+# A cell that trains on one of so many tokens that another does, or fewer, takes next to no time.
+_NOTHING = 50
 # Those that take minutes: they keep what they have in the folder of the cell's checkpoints.
 _GO_ON = ("needles", "h2o_needles", "merged_needles", "merged_bits", "ruler")
 
@@ -144,8 +150,13 @@ def run_cells(
     """
     missing = [cell for cell in cells if restart or not folder.finished(cell)]
     alone = [cell for cell in missing if EXPERIMENTS[cell.experiment].alone]
-    # Nobody is to wait at the end for one that takes long and that no other can share.
-    together = sorted((c for c in missing if c not in alone), key=lambda c: not _is_long(c))
+    # Nobody is to wait at the end for one that takes long and that no other can share: long ones
+    # come first, and those that are next to nothing last, where they fill what is left.
+    most = max(map(_tokens, missing), default=0)
+    together = sorted(
+        (c for c in missing if c not in alone),
+        key=lambda c: (not _is_long(c), _tokens(c) * _NOTHING < most),
+    )
     for waiting, crew in ((together, min(workers, len(together))), (alone, 1)):
 
         def take(waiting: list[Cell] = waiting) -> Cell | None:
@@ -156,6 +167,12 @@ def run_cells(
             return None
 
         yield from run_as_they_come(take, folder, workers=crew, started=started)
+
+
+def _tokens(cell: Cell) -> int:
+    """Tokens that a cell is trained on, as far as its settings say."""
+    sizes = (cell.training.get("steps", 0), cell.training.get("batch_size", 32))
+    return int(math.prod((*sizes, cell.task.get("length", 0))))
 
 
 def _is_long(cell: Cell) -> bool:
@@ -230,8 +247,16 @@ def _prepare(cores: int) -> None:
     _cores = cores
     torch.set_num_threads(cores)
     keep_memory()
+    keep_batches(_ROOM)
+    # What cells are made of is loaded once and stays: Python need not look through it again and
+    # again for what can go.
+    for name in ("vort.models", "accelerate"):
+        import_module(name)
+    gc.freeze()
 
 
+# Bytes for batches that the next row of a table is trained on too.
+_ROOM = 64 << 20
 # Of glibc's mallopt: what is freed at the end of the heap goes back beyond so many bytes, the heap
 # grows by so many more than are asked for, and larger pieces than so many get pages of their own.
 _MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}

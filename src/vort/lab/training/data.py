@@ -1,6 +1,7 @@
 """Which sequences a step sees, and how they reach the device."""
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vort.lab.tasks import IGNORED, Batch, Split, Task
 
-__all__ = ["Pieces", "compact", "load", "step_indices"]
+__all__ = ["Pieces", "compact", "keep_batches", "load", "step_indices"]
 
 
 def step_indices(step: int, batch_size: int, size: int | None, seed: int) -> list[int]:
@@ -83,6 +84,44 @@ def compact(batch: Batch) -> dict[str, Tensor]:
     return found
 
 
+class _Kept:
+    """Batches that were drawn before, the last of them, in so many bytes; see `keep_batches`."""
+
+    def __init__(self) -> None:
+        self.room = 0
+        self.held: OrderedDict[Hashable, dict[str, Tensor]] = OrderedDict()
+        self.size = 0
+
+    def batch(self, task: Task, split: Split, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The batch of these sequences, compact, which nobody may change."""
+        if not self.room or type(task).__hash__ is None:
+            return compact(task.batch(split, indices))
+        key = (task, split, tuple(indices))
+        found = self.held.pop(key, None)
+        if found is None:
+            found = compact(task.batch(split, indices))
+            self.size += _bytes(found)
+        self.held[key] = found
+        while self.size > self.room:
+            self.size -= _bytes(self.held.popitem(last=False)[1])
+        return found
+
+
+_kept = _Kept()
+
+
+def keep_batches(room: int) -> None:
+    """Have this process keep batches that it draws, in so many bytes at most; 0: none.
+
+    For whoever trains one model after another on the same sequences.
+    """
+    _kept.room, _kept.held, _kept.size = room, OrderedDict(), 0
+
+
+def _bytes(batch: dict[str, Tensor]) -> int:
+    return sum(x.numel() * x.element_size() for x in batch.values())
+
+
 class _Batches(Dataset[dict[str, Tensor]]):
     """Batches of a task by number."""
 
@@ -93,7 +132,7 @@ class _Batches(Dataset[dict[str, Tensor]]):
         return len(self.groups)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        return compact(self.task.batch(self.split, self.groups[number]))
+        return _kept.batch(self.task, self.split, self.groups[number])
 
 
 def load(

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 __all__ = ["Objective", "Scorer", "Scores"]
 
+# Models that can be asked for some positions alone are, where these are one of so many or fewer.
+_FEW = 2
 # From a model and a compact batch (`vort.lab.training.data.compact`) to a scalar loss.
 Objective = Callable[[nn.Module, dict[str, Tensor]], Tensor]
 
@@ -52,6 +54,8 @@ class Scorer(nn.Module):
         self.extras = [name for name in ("entity_mask", "position_ids") if name in names]
         self.wants_labels = "labels" in names and not self.hugging_face
         self.has_parts = self._parts_are_all()
+        base = getattr(model, "base_model", model)
+        self.asks = "asked" in inspect.signature(base.forward).parameters
 
     def forward(self, batch: dict[str, Tensor]) -> Scores:
         """Scores of a compact batch: `input_ids` `[B, T]`, flat `positions` and `targets` `[N]`."""
@@ -67,8 +71,12 @@ class Scorer(nn.Module):
         targets, positions = batch["targets"], batch["positions"]
         if self.has_parts:
             model: Any = self.model
-            hidden = model.base_model(input_ids=batch["input_ids"], **given)[0].flatten(0, 1)
-            if len(positions) < len(hidden):  # else all are asked, in order: nothing to pick
+            count = batch["input_ids"].numel()
+            if self.asks and _FEW * len(positions) <= count:
+                given["asked"] = positions
+            hidden = model.base_model(input_ids=batch["input_ids"], **given)[0].flatten(0, -2)
+            # Where all are asked, in order, there is nothing to pick.
+            if "asked" not in given and len(positions) < count:
                 hidden = hidden[positions]
             logits = model.get_output_embeddings()(hidden)
         else:

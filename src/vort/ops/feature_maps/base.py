@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vort.ops.asked import Asked, pick
 from vort.ops.gpu.launcher import kernels_take
 
 # The most coordinates, and the most columns of a weight, that the kernels hold in registers.
@@ -65,6 +66,15 @@ class FeatureMap(nn.Module, ABC):
         a normaliser use `forward` for queries too.
         """
         features: Tensor = self(x)
+        return features
+
+    def map_asked(self, x: Tensor, asked: Asked, *, normalized: bool) -> Tensor:
+        """Return the features of queries `[B, T, H, head_dim]` that are asked for, `[rows, H, .]`.
+
+        normalized: whether a normaliser follows, see `map_query`.
+        """
+        picked = pick(x, asked)
+        features: Tensor = self.map_query(picked) if normalized else self(picked)
         return features
 
     def check_input(self, x: Tensor) -> None:

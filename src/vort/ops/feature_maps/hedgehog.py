@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from vort.ops.asked import Asked, pick
+
 from .base import FeatureMap, kernels_fit, without_autocast, working_dtype
 
 
@@ -23,15 +25,18 @@ def hedgehog_features(x: Tensor, weight: Tensor) -> Tensor:
         from .triton import hedgehog_fused
 
         return hedgehog_fused(x, weight)
-    dtype = working_dtype(x)
     with without_autocast(x):
-        wide, weight = x.to(dtype), weight.to(dtype)
-        if weight.ndim == 2:
-            logits = wide @ weight
-        else:
-            logits = torch.einsum("...hd,hdm->...hm", wide, weight)
-        features = torch.cat([logits.softmax(-1), (-logits).softmax(-1)], dim=-1)
-    return features.to(x.dtype)
+        return _softmaxes(_logits(x, weight)).to(x.dtype)
+
+
+def _logits(x: Tensor, weight: Tensor) -> Tensor:
+    dtype = working_dtype(x)
+    x, weight = x.to(dtype), weight.to(dtype)
+    return x @ weight if weight.ndim == 2 else torch.einsum("...hd,hdm->...hm", x, weight)
+
+
+def _softmaxes(logits: Tensor) -> Tensor:
+    return torch.cat([logits.softmax(-1), (-logits).softmax(-1)], dim=-1)
 
 
 def _fused(x: Tensor, weight: Tensor) -> bool:
@@ -80,9 +85,18 @@ class HedgehogFeatures(FeatureMap):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [softmax(W x), softmax(-W x)]."""
+        self._check(x)
+        return hedgehog_features(x, self.weight)
+
+    def map_asked(self, x: Tensor, asked: Asked, *, normalized: bool) -> Tensor:
+        """Picked where the product is there: the gradient of the weight is that of all."""
+        self._check(x)
+        with without_autocast(x):
+            return _softmaxes(pick(_logits(x, self.weight), asked)).to(x.dtype)
+
+    def _check(self, x: Tensor) -> None:
         self.check_input(x)
         if self.num_heads is not None and (x.ndim < 2 or x.shape[-2] != self.num_heads):
             raise ValueError(
                 f"x must be [..., {self.num_heads}, {self.head_dim}], got shape {tuple(x.shape)}"
             )
-        return hedgehog_features(x, self.weight)

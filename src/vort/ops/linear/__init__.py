@@ -20,6 +20,7 @@ __all__ = [
     "few_rows",
     "gated_mlp",
     "gated_norm_linear",
+    "is_bare",
     "is_plain",
     "is_watched",
     "linear_cross_entropy",
@@ -46,7 +47,7 @@ def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()
     on_gpu = kernels_take(x) or (x.is_cuda and torch.is_autocast_enabled("cuda"))
     if not on_gpu or traced(x):
         return False
-    return all(m is None or _is_bare(m, kinds) for m in modules)
+    return all(m is None or is_bare(m, kinds) for m in modules)
 
 
 def is_watched(*modules: nn.Module) -> bool:
@@ -65,7 +66,8 @@ def is_watched(*modules: nn.Module) -> bool:
     )
 
 
-def _is_bare(module: Any, kinds: tuple[type, ...]) -> bool:
+def is_bare(module: Any, kinds: tuple[type, ...] = ()) -> bool:
+    """Whether a module's weights may be taken past it; `kinds` as for `is_plain`."""
     if type(module) not in (kinds or (nn.Linear,)) or type(module.weight) is not nn.Parameter:
         return False
     return (bool(kinds) or module.bias is None) and not is_watched(module)

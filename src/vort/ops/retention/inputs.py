@@ -75,7 +75,7 @@ def b_rows(normalizer: str, num_scales: int) -> int:
 def count_sequences(inputs: Inputs) -> int:
     """How many states a call has: one for each row, or for each packed sequence."""
     cu_seqlens = inputs.cu_seqlens
-    return inputs.q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return inputs.k.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
 def wants_grad(*tensors: Tensor | None) -> bool:

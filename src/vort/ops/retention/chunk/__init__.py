@@ -2,12 +2,13 @@
 
 Inside a chunk retention is one masked matrix product (`weights`); between chunks only the states
 count (`piece`). A piece is a run of chunks whose temporaries fit a fixed workspace (`layout`), so
-memory beyond inputs and outputs is that workspace plus one state for each piece.
-The backward pass (`passes`) computes the states inside a piece again from the one it starts with:
-storing them all would take S K V / C numbers per token and head, three times q, k and v together at
-S = 8, K = V = C = 64.
+memory beyond inputs and outputs is that workspace plus one state for each piece. Where few tokens
+read, a chunk has a few slots for them (`readers`).
+The backward pass (`passes`) has the states before every chunk where they are few. Else it computes
+those inside a piece again from the one it starts with: storing them all would take S K V / C
+numbers per token and head, three times q, k and v together at S = 8, K = V = C = 64.
 """
 
-from vort.ops.retention.chunk.op import retention_chunk
+from vort.ops.retention.chunk.op import AskedInputs, retention_chunk, retention_of_asked
 
-__all__ = ["retention_chunk"]
+__all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]

@@ -30,20 +30,27 @@ SHORTEST = 16
 # Elements of a piece's largest temporaries together. They are built and used up piece by piece: on
 # a CPU they should stay in its cache, a GPU wants more work at once.
 WORKSPACE = {"cpu": 3 << 19, "cuda": 1 << 26}
+# Elements of states that a call keeps for its backward, if it can keep those before every chunk.
+FEW_STATES = 1 << 22
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes that follow from shapes alone, so that a traced program knows them too."""
+    """Sizes that follow from shapes alone, so that a traced program knows them too.
+
+    chunk: its length. per_piece: chunks of a piece. kept_every: chunks from one state that is kept
+    to the next, 1 or those of a piece. max_kept: how many are.
+    """
 
     chunk: int
     per_piece: int
-    max_pieces: int
+    kept_every: int
+    max_kept: int
 
     @staticmethod
     def of(inputs: Inputs) -> "Plan":
         """The chunk length (shorter where sequences are), chunks in a piece, pieces at most."""
-        (rows, length, heads, keys), values = inputs.q.shape, inputs.v.shape[3]
+        (rows, length, heads, keys), values = inputs.k.shape, inputs.v.shape[3]
         sequences = 1 if inputs.cu_seqlens is None else max(count_sequences(inputs), 1)
         chunk = inputs.chunk_size or 64
         # A chunk is padded to its full length: do not spend 64 positions on sequences of 10.
@@ -56,7 +63,9 @@ class Plan:
         width = max(1, rows * heads * chunk * (num_scales * size + 4 * max(size, chunk)))
         budget = WORKSPACE.get(inputs.q.device.type, WORKSPACE["cuda"])
         per_piece = min(max(1, budget // width), max(1, chunks))
-        return Plan(chunk, per_piece, -(-chunks // per_piece))
+        states = chunks * rows * heads * num_scales * keys * values
+        every = 1 if states <= FEW_STATES else per_piece
+        return Plan(chunk, per_piece, every, -(-chunks // every))
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,23 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vort.ops.custom import Tensors, custom_op
-from vort.ops.retention.chunk.layout import Plan
+from vort.ops.asked import Asked, pick
+from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.retention.chunk.layout import DenseLayout, Plan
 from vort.ops.retention.chunk.passes import Found, Gradients, run_backward, run_forward
 from vort.ops.retention.chunk.piece import Work
+from vort.ops.retention.chunk.readers import Readers
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 from vort.ops.retention.state import RetentionState
 from vort.ops.side_by_side import run_side_by_side, threads_here
 
-__all__ = ["retention_chunk"]
+__all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]
 
 # Numbers in the spread keys of a call that is worth the way to other threads: measured on two idle
 # cores, 2,048 tokens of 4 heads (1 << 22) are not, 8,192 are as fast either way.
@@ -36,6 +39,86 @@ def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     per_head = inputs.log_decay.expand(inputs.q.shape[2], inputs.write.shape[-1])
     o, G_last, b_last = _retention(inputs._replace(log_decay=per_head))
     return o, RetentionState(G_last, b_last) if inputs.output_final_state else None
+
+
+class AskedInputs(NamedTuple):
+    """A call of `retention_of_asked`: q and read `[rows, H, .]` as `pick` leaves them, else Inputs.
+
+    places, batch, length: see `Asked`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    write: Tensor
+    log_decay: Tensor
+    read: Tensor | None
+    places: Tensor
+    batch: int
+    length: int
+    normalizer: str
+    include_self: bool
+    eps: float
+    tracked: bool
+
+
+def retention_of_asked(given: AskedInputs) -> Tensor:
+    """What `retention` of whole sequences returns at positions asked for, `[rows, H, V]`.
+
+    Numbers and gradients are those of `retention_chunk`, to the bit: others write, and read
+    nothing.
+    """
+    per_head = given.log_decay.expand(given.k.shape[2], given.write.shape[-1])
+    return _of_asked(given._replace(log_decay=per_head))[0]  # type: ignore[no-any-return]
+
+
+def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Readers]:
+    options = (given.normalizer, given.include_self, given.eps, False, None, given.tracked)
+    inputs = Inputs(*given[:6], None, None, None, *options)
+    layout = DenseLayout(given.batch, given.length, Plan.of(inputs).chunk, given.k.device)
+    readers = Readers(given.places, layout, b_rows(given.normalizer, given.write.shape[-1]))
+    dtype = compute_dtype(*given[:3])
+    read = None if given.read is None else readers.spread(given.read, dtype)
+    inputs = inputs._replace(q=readers.spread(given.q, dtype), read=read)
+    return Work(inputs, decay_needs_grad, None, readers), readers
+
+
+def _asked_forward(given: AskedInputs) -> Tensors:
+    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+        work, readers = _asked_work(given, decay_needs_grad=False)
+        found = Found.of(work)
+        _for_heads(work, lambda part, heads: run_forward(part, found.of_heads(heads)))
+        return readers.gather(found.output, given.q), *found[1:4]
+
+
+def _asked_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+        work, readers = _asked_work(given, decay_needs_grad=needs[4])
+        do = readers.spread(grads[0], work.dtype)
+        inverse, kept_G, kept_b = kept
+        G, b = work.new_states(work.sequences)
+        found = _gradients(work, Found(do, inverse, kept_G, kept_b, G, b))
+        dq, dread = (
+            None if like is None else readers.gather(x, like)
+            for x, like in ((found.dq, given.q), (found.dread, given.read))
+        )
+        dlog_decay = found.dlog_decay.to(given.log_decay.dtype)
+    return dq, found.dk, found.dv, found.dwrite, dlog_decay, dread
+
+
+def _asked_plain(given: AskedInputs) -> Tensors:
+    """Of all positions; those that are not asked for have queries and reads of 0."""
+    asked = Asked(given.places, given.batch, given.length)
+
+    def whole(x: Tensor) -> Tensor:
+        out: Tensor = x.new_zeros(asked.batch * asked.length, *x.shape[1:])
+        out = out.index_copy(0, asked.places, x[: len(asked.places)])
+        return out.view(asked.batch, asked.length, *x.shape[1:])
+
+    q, read = whole(given.q), None if given.read is None else whole(given.read)
+    options = (given.normalizer, given.include_self, given.eps)
+    inputs = Inputs(q, *given[1:5], read, None, None, None, *options)
+    return (pick(retention_exact(inputs)[0], asked),)
 
 
 def _forward(inputs: Inputs) -> Tensors:
@@ -71,7 +154,7 @@ def _shapes(inputs: Inputs) -> Tensors:
     q, k, v, write, *_ = inputs
     (batch, length, heads, keys), values, num_scales = q.shape, v.shape[3], write.shape[-1]
     rows, sequences = b_rows(inputs.normalizer, num_scales), count_sequences(inputs)
-    pieces = Plan.of(inputs).max_pieces if inputs.tracked else 0
+    count = Plan.of(inputs).max_kept if inputs.tracked else 0
     dtype, last = compute_dtype(q, k, v), inputs.output_final_state
 
     def new(*shape: int) -> Tensor:
@@ -82,8 +165,8 @@ def _shapes(inputs: Inputs) -> Tensors:
         new(sequences, heads, num_scales, keys, values) if last else None,
         new(sequences, heads, rows, keys) if last and rows else None,
         new(batch, length, heads, 1 if rows else 0),
-        new(pieces, batch, heads, num_scales, keys * values),
-        new(pieces, batch, heads, rows, keys),
+        new(count, batch, heads, num_scales, keys * values),
+        new(count, batch, heads, rows, keys),
     )
 
 
@@ -98,13 +181,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
             G.copy_(dG_last.flatten(-2))
         if db_last is not None:
             b.copy_(db_last)
-        given = Found(do, inverse, kept_G, kept_b, G, b)
-        found = Gradients.of(work)
-
-        def run(part: Work, heads: slice) -> None:
-            run_backward(part, given.of_heads(heads), found.of_heads(heads))
-
-        _for_heads(work, run)
+        found = _gradients(work, Found(do, inverse, kept_G, kept_b, G, b))
         dlog_decay = found.dlog_decay.to(inputs.log_decay.dtype)
         dG = db = None
         if inputs.G is not None:
@@ -112,6 +189,16 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         if inputs.b is not None:
             db = found.db.to(inputs.b.dtype)
     return found.dq, found.dk, found.dv, found.dwrite, dlog_decay, found.dread, dG, db
+
+
+def _gradients(work: Work, given: Found) -> Gradients:
+    found = Gradients.of(work)
+
+    def run(part: Work, heads: slice) -> None:
+        run_backward(part, given.of_heads(heads), found.of_heads(heads))
+
+    _for_heads(work, run)
+    return found
 
 
 def _plain(inputs: Inputs) -> Tensors:
@@ -130,4 +217,13 @@ _retention = custom_op(
     saved=("inverse", "kept_G", "kept_b"),
     gradients=("q", "k", "v", "write", "log_decay", "read", "G", "b"),
     plain=_plain,
+)
+_of_asked = custom_op(
+    "vort::retention_of_asked",
+    AskedInputs,
+    _asked_forward,
+    _asked_backward,
+    None,
+    gradients=("q", "k", "v", "write", "log_decay", "read"),
+    plain=_asked_plain,
 )

@@ -25,8 +25,8 @@ FAST_ROWS = 64
 class Found(NamedTuple):
     """Where the results of a call go.
 
-    output [B, T, H, V], inverse (signed 1 / normaliser) [B, T, H, 0 or 1], states before each piece
-    [pieces, rows, H, ...], none unless tracked, and final states [N, H, ...] as in `new_states`.
+    output [B, T, H, V], inverse (signed 1 / normaliser) [B, T, H, 0 or 1], states that are kept
+    [count, rows, H, ...], none unless tracked, and final states [N, H, ...] as in `new_states`.
     """
 
     output: Tensor
@@ -39,10 +39,13 @@ class Found(NamedTuple):
     @staticmethod
     def of(work: Work) -> "Found":
         """Memory for them all, contents undefined."""
-        v, pieces = work.inputs.v, work.plan.max_pieces if work.inputs.tracked else 0
-        output = torch.empty_like(v, memory_format=torch.contiguous_format)
-        inverse = work.empty(*v.shape[:3], 1 if work.b_rows else 0)
-        kept_G, kept_b = work.empty_states(pieces, work.layout.rows)
+        v, count = work.inputs.v, work.plan.max_kept if work.inputs.tracked else 0
+        # Of readers in their slots, [n, rows, H, R, V].
+        lead = v.shape[:3] if work.readers is None else work.inputs.q.shape[:-1]
+        dtype = v.dtype if work.readers is None else work.dtype
+        output = v.new_empty(*lead, work.value_dim, dtype=dtype)
+        inverse = work.empty(*lead, 1 if work.b_rows else 0)
+        kept_G, kept_b = work.empty_states(count, work.layout.rows)
         return Found(output, inverse, kept_G, kept_b, *work.empty_states(work.sequences))
 
     def of_heads(self, heads: slice) -> "Found":
@@ -61,22 +64,22 @@ def run_forward(work: Work, found: Found) -> None:
         if work.inputs.tracked:
             _keep(work, found, start, G[:-1], b[:-1])
         state = (G[-1], b[-1])
-        value = torch.bmm(piece.pairs.mT, piece.v, out=piece.take("value", work.value_dim))
+        value = torch.bmm(piece.pairs.mT, piece.v, out=piece.take_read("value", work.value_dim))
         asking = spread(piece.reading, piece.q, work.workspace, "asking")
         value = value.baddbmm_(asking, matrices(G[:-1], work))
         if work.b_rows:
             total = piece.pair_sums()
             total += (piece.for_b(piece.reading) * torch.bmm(piece.q, flat(b[:-1]).mT)).sum(-1)
             signed = torch.copysign(1 / (total.abs() + work.inputs.eps), total).unsqueeze(-1)
-            piece.store(found.inverse, signed)
+            piece.store_read(found.inverse, signed)
             value *= signed.abs()
-        piece.store(found.output, value)
+        piece.store_read(found.output, value)
     work.workspace.close()
 
 
 def _keep(work: Work, found: Found, start: int, G: Tensor, b: Tensor) -> None:
-    """Keep, of the states before chunks start.., those before pieces of the plan."""
-    each = work.plan.per_piece
+    """Keep, of the states before chunks start.., those that the plan does."""
+    each = work.plan.kept_every
     for place, states in ((found.kept_G, G[::each]), (found.kept_b, b[::each])):
         place[start // each : start // each + len(states)] = states
 
@@ -100,7 +103,10 @@ class Gradients(NamedTuple):
             torch.empty_like(x, memory_format=torch.contiguous_format) for x in work.inputs[:4]
         )
         read = work.inputs.read
-        dread = work.empty(1, 1, work.heads, 0) if read is None else torch.empty_like(dwrite)
+        dread = work.empty(1, 1, work.heads, 0)
+        if read is not None:
+            like = dwrite if work.readers is None else read
+            dread = torch.empty_like(like, memory_format=torch.contiguous_format)
         dlog_decay = work.new(work.heads, work.num_scales)
         return Gradients(dq, dk, dv, dwrite, dread, dlog_decay, *work.empty_states(work.sequences))
 
@@ -124,19 +130,24 @@ def run_backward(work: Work, given: Found, grads: Gradients) -> None:
     carry = work.new_states(work.layout.rows)
     for start, stop in reversed(work.layout.pieces(work.per_piece)):
         piece = Piece(work, start, stop)
-        index = start // work.plan.per_piece
-        state = given.kept_G[index], given.kept_b[index]
-        written, G, b = enter(piece, state, initial)
-        reading = _reading_backward(piece, given.output, given.inverse, G[:-1], b[:-1])
-        carry = _writing_backward(piece, reading, written, G[:-1], b[:-1], carry, final, grads)
+        if work.plan.kept_every == 1:
+            written = spread(piece.writing, piece.k, work.workspace, "written")
+            G, b = (x[start:stop].contiguous() for x in (given.kept_G, given.kept_b))
+        else:
+            index = start // work.plan.per_piece
+            state = given.kept_G[index], given.kept_b[index]
+            written, G, b = enter(piece, state, initial)
+            G, b = G[:-1], b[:-1]
+        reading = _reading_backward(piece, given.output, given.inverse, G, b)
+        carry = _writing_backward(piece, reading, written, G, b, carry, final, grads)
     work.workspace.close()
 
 
 class ReadingGradients(NamedTuple):
-    """Gradients on the reading side of a piece, all [n rows H, C, .].
+    """Gradients on the reading side of a piece, by reader [n rows H, R, .] or by source.
 
-    dq [K], dreading [S], dvalue [V] (of the sum before it is normalised), dscores and dweights [C]
-    (by source), db_reading [R] (of q . b for each row of b).
+    dq [K], dreading [S], dvalue [V] (of the sum before it is normalised), dscores and dweights (by
+    source), db_reading (of q . b for each row of b).
     """
 
     dq: Tensor
@@ -151,24 +162,24 @@ def _reading_backward(
     piece: Piece, do: Tensor, inverse: Tensor, G: Tensor, b: Tensor
 ) -> ReadingGradients:
     work, sums = piece.work, flat(b)
-    dvalue = flat(piece.load("value", do))
-    signed = flat(piece.load("inverse", inverse))
+    dvalue = flat(piece.load_read("value", do))
+    signed = flat(piece.load_read("inverse", inverse))
     if work.b_rows:
-        dvalue *= signed.abs()
-    _, chunk, size = piece.q.shape
-    dpairs = torch.bmm(piece.v, dvalue.mT, out=piece.take("pair gradients", chunk))
-    asked = piece.take("asking", work.num_scales * size)
+        dvalue = torch.mul(dvalue, signed.abs(), out=piece.take_read("value", work.value_dim))
+    _, readers, size = piece.q.shape
+    dpairs = torch.bmm(piece.v, dvalue.mT, out=piece.take("pair gradients", readers))
+    asked = piece.take_read("asking", work.num_scales * size)
     torch.bmm(dvalue, matrices(G, work).mT, out=asked)
     dreading = dvalue.new_empty(0)
     if work.reading_needs_grad:
         dreading = _by_scale(asked, piece.q, work.num_scales)
-    dq = _over_scales(asked, flat(piece.reading), piece.take("q gradients", size))
+    dq = _over_scales(asked, flat(piece.reading), piece.take_read("q gradients", size))
     db_reading = dtotal = dvalue.new_empty(0)
     if work.b_rows:
         # dvalue . output without keeping the output: it is the same sum, taken by source.
-        met = torch.mul(piece.pairs, dpairs, out=piece.take("met", chunk))
-        drawn = met.sum(-2).unsqueeze(-1)
-        drawn += torch.mul(piece.q, dq, out=piece.take("met", size)).sum(-1, keepdim=True)
+        met = torch.mul(piece.pairs, dpairs, out=piece.take("met", readers))
+        drawn = piece.over_sources(met).unsqueeze(-1)
+        drawn += torch.mul(piece.q, dq, out=piece.take_read("met", size)).sum(-1, keepdim=True)
         dtotal = drawn.mul_(signed).neg_()
         db_reading = dtotal * piece.for_b(piece.reading)
         dq.baddbmm_(db_reading, sums)
@@ -176,9 +187,9 @@ def _reading_backward(
         dpairs += dtotal.mT
         if work.reading_needs_grad:
             dreading += dtotal * torch.bmm(piece.q, sums.mT)
-    dscores = torch.mul(dpairs, piece.weights, out=piece.take("score gradients", chunk))
+    dscores = torch.mul(dpairs, piece.weights, out=piece.take("score gradients", readers))
     if work.normalizer == "undecayed":
-        dscores.addcmul_(dtotal.mT, work.decays.seen)
+        dscores.addcmul_(dtotal.mT, piece.seen)
     dq.baddbmm_(dscores.mT, piece.k)
     dweights = dpairs.mul_(piece.scores)
     return ReadingGradients(dq, dreading, dvalue, dscores, dweights, db_reading)
@@ -203,7 +214,8 @@ def _writing_backward(
     small = work.is_small(leaving)
     run_states_backward(leaving, *pair, chunks, work.decays.drop, small, grads.dG, final[0])
     states = matrices(leaving[1:], work)
-    told = torch.bmm(piece.v, states.mT, out=asking)
+    told = piece.take("asking", work.num_scales * work.key_dim)  # the asking is done
+    torch.bmm(piece.v, states.mT, out=told)
     dwriting = _by_scale(told, piece.k, work.num_scales)
     dk = _over_scales(told, flat(piece.writing), piece.take("k gradients", work.key_dim))
     dk.baddbmm_(read.dscores, piece.q)
@@ -215,7 +227,11 @@ def _writing_backward(
     counting = workspace.take("counting", b.shape[0] + 1, *b.shape[1:])
     counting[-1] = carry[1]
     if work.b_rows:
-        pair = (piece.by_chunk(read.db_reading).mT, piece.by_chunk(piece.q))
+        given = (read.db_reading, piece.q)
+        if piece.offset is not None and work.b_rows == 1:
+            # A product with a single row is another function's, whose sums know no shorter order.
+            given = (piece.whole(given[0]), piece.whole(given[1]))
+        pair = (piece.by_chunk(given[0]).mT, piece.by_chunk(given[1]))
         small = work.is_small(counting)
         run_states_backward(counting, *pair, chunks, work.b_drop, small, grads.db, final[1])
         sums = flat(counting[1:])
@@ -225,26 +241,29 @@ def _writing_backward(
             if work.decay_needs_grad:
                 grads.dlog_decay.add_(_aging(b, counting[1:], piece))
     _store_gates(piece, read, dwriting.view(piece.write.shape), grads)
-    for place, value in ((grads.dq, read.dq), (grads.dk, dk), (grads.dv, dv)):
-        piece.store(place, value)
+    piece.store_read(grads.dq, read.dq)
+    piece.store(grads.dk, dk)
+    piece.store(grads.dv, dv)
     return leaving[0], counting[0]
 
 
 def _store_gates(piece: Piece, read: ReadingGradients, dwriting: Tensor, grads: Gradients) -> None:
     """Gradients of read, write and log_decay: inside chunks, into them and out of them."""
     work = piece.work
-    dread, dwrite, dlog_decay = work.weights.backward(
-        read.dweights, piece.read, piece.write, work.decay_needs_grad
-    )
+    dread, dwrite, dlog_decay = piece.weights_backward(read.dweights)
     piece.store(grads.dwrite, dwrite + dwriting * piece.leave)
     if work.reading_needs_grad:
         dreading = read.dreading.view(piece.read.shape)
     if dread is not None:
-        piece.store(grads.dread, dread + dreading * piece.arrive)
+        piece.store_read(grads.dread, dread + dreading * piece.arrive)
     if dlog_decay is None:
         return
-    since_start = torch.arange(1, work.plan.chunk + 1, device=dwriting.device).unsqueeze(-1)
-    aged = piece.reading * dreading * since_start
+    if piece.offset is None:
+        since_start = torch.arange(1, work.plan.chunk + 1, device=dwriting.device).unsqueeze(-1)
+        aged = piece.reading * dreading * since_start
+    else:
+        since_start = (piece.offset + 1)[:, :, None, :, None]
+        aged = piece.at_offsets(piece.reading * dreading * since_start)
     aged += piece.writing * dwriting * piece.steps_to_end
     grads.dlog_decay.add_(dlog_decay)
     grads.dlog_decay.add_(work.sum_heads(aged, (0, 1, 3)))
@@ -274,8 +293,8 @@ def _over_scales(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
 
 def _aging(entering: Tensor, leaving: Tensor, piece: Piece) -> Tensor:
     """Gradient of log_decay [H, S] through the aging of states across whole chunks."""
-    # The states that entered have served: they hold the product.
-    met = entering.mul_(leaving).sum(-1)
+    out = piece.work.workspace.take("aging", *entering.shape)
+    met = torch.mul(entering, leaving, out=out).sum(-1)
     length = piece.lengths
     met *= piece.work.decays.power[length].unsqueeze(1) * length[:, None, None, None]
     return piece.work.sum_heads(met, (0, 1))

@@ -8,27 +8,40 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vort.ops.retention.chunk.layout import Chunk, Layout, Plan, Workspace, make_layout
-from vort.ops.retention.chunk.weights import Decays, GatedWeights, LagWeights
+from vort.ops.retention.chunk.readers import Readers
+from vort.ops.retention.chunk.weights import Decays, GatedWeights, LagWeights, at_offsets
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 
 __all__ = ["Piece", "Work", "enter", "flat", "matrices", "run_states_backward", "spread"]
 
 # States of fewer elements than this cost more in calls than in sums.
 SMALL = 1 << 15
+# A sum over rows takes so many columns at a time, and others in another order.
+COLUMNS = 32
 
 
 class Work:
-    """A call, with the sizes and tables that follow from it; its log_decay is [H, S]."""
+    """A call, with the sizes and tables that follow from it; its log_decay is [H, S].
 
-    def __init__(self, inputs: Inputs, decay_needs_grad: bool, part: "Part | None" = None) -> None:
+    With readers, q and read are in their slots, and so is all that comes out for them.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        decay_needs_grad: bool,
+        part: "Part | None" = None,
+        readers: Readers | None = None,
+    ) -> None:
         self.inputs, self.decay_needs_grad, self.part = inputs, decay_needs_grad, part
+        self.readers = readers
         q, k, v, write, log_decay, read, *_ = inputs
         self.normalizer = inputs.normalizer
         self.dtype = compute_dtype(q, k, v)
-        self.heads, self.key_dim, self.value_dim = *q.shape[2:], v.shape[3]
+        self.heads, self.key_dim, self.value_dim = *k.shape[2:], v.shape[3]
         self.num_scales = write.shape[-1]
         self.b_rows = b_rows(self.normalizer, self.num_scales)
         self.sequences = count_sequences(inputs)
@@ -55,7 +68,7 @@ class Work:
         """Where the chunks are."""
         if self.part is not None:
             return self.part.whole.layout
-        return make_layout(self.inputs.q, self.inputs.cu_seqlens, self.plan.chunk)
+        return make_layout(self.inputs.k, self.inputs.cu_seqlens, self.plan.chunk)
 
     @property
     def b_drop(self) -> Tensor:
@@ -77,7 +90,7 @@ class Work:
             G=None if G is None else G[:, heads],
             b=None if b is None else b[:, heads],
         )
-        return Work(inputs, self.decay_needs_grad, Part(self, heads))
+        return Work(inputs, self.decay_needs_grad, Part(self, heads), self.readers)
 
     def is_small(self, states: Tensor) -> bool:
         """Whether states [n, rows, H, ...] of the whole call cost more in calls than in sums."""
@@ -155,27 +168,31 @@ class Part(NamedTuple):
 class Piece:
     """A run of chunks, loaded.
 
-    q, k, v and all matrices are batches [n rows H, C, .]; scores, weights and their product, pairs,
-    go by source: [n rows H, C, C] at [i, t], where t reads i. The gates read and write, how
-    positions read the states that enter their chunk (reading) and write those that leave it
-    (writing) keep their [n, rows, H, C, S]. `batch` is (n, rows, H).
+    Of those that read there are R: C of them, or the slots of `Readers`. q, k, v and all matrices
+    are batches [n rows H, C or R, .]; scores, weights and their product, pairs, go by source:
+    [n rows H, C, R] at [i, t], where t reads i. The gates read and write, how positions read the
+    states that enter their chunk (reading) and write those that leave it (writing) keep their
+    [n, rows, H, C or R, S]. `batch` is (n, rows, H).
     """
 
     def __init__(self, work: Work, start: int, stop: int) -> None:
         self.work, self.bounds = work, (start, stop)
         q, k, v, write, _, read, *_ = work.inputs
         self.chunks = work.layout.chunks[start:stop]
-        self.q = flat(self.load("q", q))
+        self.q = flat(self.load_read("q", q))
         self.k = flat(self.load("k", k))
         self.v = flat(self.load("v", v))
         self.write = self.load("write", write)
         self.batch = self.write.shape[:3]
         power = work.decays.power
         if read is None:
-            self.read = power.new_ones(()).expand(self.write.shape)
+            self.read = power.new_ones(()).expand(*self.batch, self.q.shape[1], work.num_scales)
         else:
-            self.read = self.load("read", read)
-        self.arrive = power[1:].transpose(0, 1).contiguous()
+            self.read = self.load_read("read", read)
+        if self.offset is None:
+            self.arrive = power[1:].transpose(0, 1).contiguous()
+        else:
+            self.arrive = power[1:][self.offset].transpose(2, 3).contiguous()
         self.lengths = torch.tensor([chunk.length for chunk in self.chunks], device=power.device)
         steps = self.lengths[:, None] - 1 - torch.arange(work.plan.chunk, device=power.device)
         steps = steps.clamp_min_(0)
@@ -183,8 +200,8 @@ class Piece:
         self.leave = power[steps].transpose(1, 2).unsqueeze(1).contiguous()
         self.reading = self.read * self.arrive
         self.writing = self.write * self.leave
-        size = work.plan.chunk
-        self.weights = work.weights.by_source(self.read, self.write)
+        size = self.q.shape[1]
+        self.weights = self._weights()
         self.scores = torch.bmm(self.k, self.q.mT, out=self.take("scores", size))
         self.pairs = torch.mul(self.scores, self.weights, out=self.take("pairs", size))
 
@@ -195,9 +212,92 @@ class Piece:
         out = work.workspace.take(name, *shape)
         return work.layout.load(x, start, stop, out)
 
+    def load_read(self, name: str, x: Tensor) -> Tensor:
+        """`load` of something on the reading side."""
+        if self.work.readers is None:
+            return self.load(name, x)
+        return x[slice(*self.bounds)].contiguous()
+
+    @property
+    def offset(self) -> Tensor | None:
+        """Where in their chunks the readers are [n, rows, R]; None: everywhere, in order."""
+        readers = self.work.readers
+        return None if readers is None else readers.offset[slice(*self.bounds)]
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """`offset` as an index of the columns of matrices [n rows H, C, C]: [n rows H, C, R]."""
+        assert self.offset is not None
+        every = self.offset[:, :, None, None].expand(*self.batch, self.work.plan.chunk, -1)
+        return every.flatten(0, 2)
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """1 at [i, t] where t may see i: [C, C], or [n rows H, C, R] of readers."""
+        seen = self.work.decays.seen
+        if self.offset is None:
+            return seen
+        return seen.expand(len(self.columns), -1, -1).gather(2, self.columns)
+
+    def _weights(self) -> Tensor:
+        """W by source [n rows H, C, R]."""
+        weights = self.work.weights
+        if self.offset is None:
+            return weights.by_source(self.read, self.write)
+        if isinstance(weights, GatedWeights) and weights.diagonal is None:
+            return weights.by_source(self.read, self.write, self.offset, self.seen)
+        return weights.by_source(self._whole_read(), self.write).gather(2, self.columns)
+
+    def weights_backward(self, dW: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """dread, dwrite and, if needed, dlog_decay [H, S] from the gradient of W."""
+        weights, needed = self.work.weights, self.work.decay_needs_grad
+        if self.offset is None:
+            return weights.backward(dW, self.read, self.write, needed)
+        if isinstance(weights, GatedWeights) and weights.diagonal is None:
+            return weights.backward(dW, self.read, self.write, needed, self.offset, self.seen)
+        chunk = self.work.plan.chunk
+        whole = self.work.workspace.take("weight gradients", len(dW), chunk, chunk).zero_()
+        whole.scatter_add_(2, self.columns, dW)
+        dread, dwrite, dlog_decay = weights.backward(whole, self._whole_read(), self.write, needed)
+        if dread is not None:
+            index = self.offset[:, :, None, :, None].expand(self.read.shape)
+            dread = dread.gather(3, index)
+        return dread, dwrite, dlog_decay
+
+    def _whole_read(self) -> Tensor:
+        """`read` of whole chunks, where the weights look at it."""
+        gated = isinstance(self.work.weights, GatedWeights)
+        return self.at_offsets(self.read) if gated else self.read
+
+    def at_offsets(self, x: Tensor) -> Tensor:
+        """x [n, rows, H, R, ...] in its places of whole chunks, [n, rows, H, C, ...]."""
+        return at_offsets(x, self.offset, self.work.plan.chunk)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """`at_offsets` of [n rows H, R, D]: [n rows H, C, D]."""
+        return flat(self.at_offsets(x.view(*self.batch, *x.shape[1:])))
+
     def take(self, name: str, size: int) -> Tensor:
         """Memory of that name for [n rows H, C, size], contents undefined."""
+        return self.work.workspace.take(name, *self.k.shape[:2], size)
+
+    def take_read(self, name: str, size: int) -> Tensor:
+        """Memory of that name for [n rows H, R, size], contents undefined."""
         return self.work.workspace.take(name, *self.q.shape[:2], size)
+
+    def store_read(self, x: Tensor, value: Tensor) -> None:
+        """`store` of something on the reading side."""
+        if self.work.readers is None:
+            self.store(x, value)
+        else:
+            x[slice(*self.bounds)] = value.view(*self.batch, *value.shape[-2:])
+
+    def over_sources(self, x: Tensor) -> Tensor:
+        """Sum of x [n rows H, C, R] over the sources; in one order, however many readers."""
+        missing = -x.shape[-1] % COLUMNS
+        if not missing:
+            return x.sum(-2)
+        return nn.functional.pad(x, (0, missing)).sum(-2)[..., : x.shape[-1]]
 
     def store(self, x: Tensor, value: Tensor) -> None:
         """Put this piece's part into x."""
@@ -212,14 +312,15 @@ class Piece:
     def pair_sums(self) -> Tensor:
         """What the tokens of its own chunk add to each position's normaliser, [n rows H, C]."""
         if self.work.normalizer == "decayed":
-            return self.pairs.sum(-2)
-        return (self.scores * self.work.decays.seen).sum(-2)
+            return self.over_sources(self.pairs)
+        return self.over_sources(self.scores * self.seen)
 
     def for_b(self, weight: Tensor) -> Tensor:
-        """How positions write or read b [n rows H, C, R]: as they do G, or plainly (undecayed)."""
+        """How positions write or read each row of b: as they do G, or plainly (undecayed)."""
+        weight = flat(weight)
         if self.work.normalizer == "decayed":
-            return flat(weight)
-        return self.k.new_ones(()).expand(*self.k.shape[:-1], self.work.b_rows)
+            return weight
+        return weight.new_ones(()).expand(*weight.shape[:-1], self.work.b_rows)
 
 
 def enter(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vort.ops.retention.chunk.layout import Workspace
 
-__all__ = ["Decays", "GatedWeights", "LagWeights"]
+__all__ = ["Decays", "GatedWeights", "LagWeights", "at_offsets"]
 
 # Tokens in a block of GatedWeights.
 BLOCK = 8
@@ -135,6 +135,8 @@ class GatedWeights:
         def table(lag: Tensor, keep: Tensor) -> Tensor:
             return (decay_at(rates, lag * keep) * keep[..., None, None]).movedim(-2, 0).contiguous()
 
+        # Of the last call of `by_source`, for a backward that follows it.
+        self._made: tuple[Tensor, Tensor] | None = None
         self.inside, self.before = table(-to_block, own), table(to_block, reach)
         self.inside_lag, self.before_lag = (
             (lag * keep)[..., None].to(rates.dtype)
@@ -145,35 +147,51 @@ class GatedWeights:
             between = position[:BLOCK, None] - position[:BLOCK]
             self.diagonal = table(between, self.seen[:BLOCK, :BLOCK].mT > 0).unsqueeze(1)
 
-    def by_source(self, read: Tensor, write: Tensor) -> Tensor:
-        """W [n rows H, C, C], at [i, t], from read and write [n, rows, H, C, S].
+    def by_source(
+        self, read: Tensor, write: Tensor, at: Tensor | None = None, seen: Tensor | None = None
+    ) -> Tensor:
+        """W [n rows H, C, R], at [i, t], from read [n, rows, H, R, S] and write [n, rows, H, C, S].
 
-        Exactly 0 where t may not see i.
+        Exactly 0 where t may not see i. Where not all of a chunk read (R < C): at [n, rows, R] says
+        who does, and seen [n rows H, C, R] what they may see; there must be no `diagonal`.
         """
-        left, right = self._factors(read, write)
-        chunk = len(self.seen)
-        weights = self.workspace.take("weights", write.shape[:3].numel(), chunk, chunk)
+        left, right = self._made = self._factors(read, write, at)
+        shape = (write.shape[:3].numel(), write.shape[3], read.shape[3])
+        weights = self.workspace.take("weights", *shape)
         torch.bmm(_rows(right), _rows(left).mT, out=weights)
         if self.diagonal is None:
-            return weights.mul_(self.seen)
+            return weights.mul_(self.seen if seen is None else seen)
         near = _blocks(read).unsqueeze(-2) * self.diagonal * _blocks(write).unsqueeze(-3)
         on_diagonal(weights).mT.add_(near.sum(-1).flatten(0, 2))
         return weights
 
     def backward(
-        self, dW: Tensor, read: Tensor, write: Tensor, decay_needs_grad: bool
+        self,
+        dW: Tensor,
+        read: Tensor,
+        write: Tensor,
+        decay_needs_grad: bool,
+        at: Tensor | None = None,
+        seen: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """dread, dwrite [n, rows, H, C, S] and, if needed, dlog_decay [H, S] from W's gradient."""
+        """dread, dwrite and, if needed, dlog_decay [H, S] from W's gradient.
+
+        It follows `by_source` of the same arguments.
+        """
         if self.diagonal is None:
-            dW = dW * self.seen
-        left, right = self._factors(read, write)
+            dW = dW * (self.seen if seen is None else seen)
+        assert self._made is not None
+        left, right = self._made
         dleft = torch.bmm(dW.mT, _rows(right)).view(left.shape)
         dright = torch.bmm(dW, _rows(left)).view(right.shape)
         dlog_decay = None
         if decay_needs_grad:
-            dlog_decay = _total(left.mul_(dleft).mul_(self.inside_lag))
+            read_lag = left.mul_(dleft)
+            if at is not None:  # in its places, so that the sum has its order
+                read_lag = at_offsets(read_lag, at, write.shape[3])
+            dlog_decay = _total(read_lag.mul_(self.inside_lag))
             dlog_decay += _total(right.mul_(dright).mul_(self.before_lag))
-        dread = dleft.mul_(self.inside).sum(-2)
+        dread = dleft.mul_(self._inside(at)).sum(-2)
         dwrite = dright.mul_(self.before).sum(-2)
         if self.diagonal is not None:
             near = on_diagonal(dW).mT.unflatten(0, write.shape[:3])
@@ -190,14 +208,26 @@ class GatedWeights:
                 dlog_decay += _total((reads * to_read - writes * to_write) * place)
         return dread, dwrite, dlog_decay
 
-    def _factors(self, read: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
-        """How t reads and i writes the boundary of each block, [n, rows, H, C, C / BLOCK, S]."""
-        shape = (*write.shape[:-1], len(self.seen) // BLOCK, write.shape[-1])
-        left = self.workspace.take("block reads", *shape)
-        right = self.workspace.take("block writes", *shape)
-        torch.mul(read.unsqueeze(-2), self.inside, out=left)
+    def _inside(self, at: Tensor | None) -> Tensor:
+        """`inside`, or of those that read [n, rows, H, R, C / BLOCK, S]."""
+        return self.inside if at is None else self.inside[:, at].permute(1, 2, 0, 3, 4, 5)
+
+    def _factors(self, read: Tensor, write: Tensor, at: Tensor | None) -> tuple[Tensor, Tensor]:
+        """How t reads and i writes the boundary of each block, [n, rows, H, ., C / BLOCK, S]."""
+        shape = (len(self.seen) // BLOCK, write.shape[-1])
+        left = self.workspace.take("block reads", *read.shape[:-1], *shape)
+        right = self.workspace.take("block writes", *write.shape[:-1], *shape)
+        torch.mul(read.unsqueeze(-2), self._inside(at), out=left)
         torch.mul(write.unsqueeze(-2), self.before, out=right)
         return left, right
+
+
+def at_offsets(x: Tensor, at: Tensor | None, chunk: int) -> Tensor:
+    """x [n, rows, H, R, ...] at places [n, rows, R] of chunks: [n, rows, H, C, ...], else 0."""
+    assert at is not None
+    index = at.view(*at.shape[:2], 1, -1, *[1] * (x.ndim - 4)).expand(x.shape)
+    # Slots that nobody has are added to the first place, and hold 0.
+    return x.new_zeros(*x.shape[:3], chunk, *x.shape[4:]).scatter_add_(3, index, x)
 
 
 def on_diagonal(weights: Tensor) -> Tensor:

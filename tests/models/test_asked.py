@@ -1,0 +1,100 @@
+"""Hidden states of some positions alone: what they are among all, and so are the gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.memories.cases import NAMES
+from tests.models.cases import model_of, tokens
+from vort.memories.interface import MemoryOutput
+from vort.models.block import VortBlock
+
+BATCH, LENGTH = 2, 150
+# As the tables of recall have them, and all that a block may have besides.
+RECALL = {"num_hidden_layers": 1, "num_attention_heads": 1, "sliding_window": 0, "conv_size": 0}
+
+
+def places(count: int = 25) -> Tensor:
+    return torch.randperm(BATCH * LENGTH, generator=torch.Generator().manual_seed(0))[:count]
+
+
+def answers(model: Any, index: Tensor, whole: bool, **options: Any) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states at places, by way of all of them or not, and gradients of all parameters."""
+    model.zero_grad()
+    ids = tokens(BATCH, LENGTH)
+    if whole:
+        found = model.model(ids, use_cache=False, **options)[0].flatten(0, 1)[index]
+    else:
+        found = model.model(ids, use_cache=False, asked=index, **options)[0]
+    (found * torch.linspace(-1, 1, found.shape[-1])).sin().sum().backward()
+    return found, [x.grad.clone() for x in model.parameters() if x.grad is not None]
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows the last block was asked for, call by call."""
+    seen: list[int] = []
+    of_asked = VortBlock.of_asked
+
+    def spy(self: VortBlock, hidden: Tensor, asked: Any, entities: Any) -> Tensor:
+        seen.append(len(asked.places))
+        return of_asked(self, hidden, asked, entities)
+
+    monkeypatch.setattr(VortBlock, "of_asked", spy)
+    return seen
+
+
+@pytest.mark.parametrize("kind", [*NAMES, "paper"])
+def test_some_positions_are_those_among_all(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, index, seen = model_of(kind).train(), places(), spied(monkeypatch)
+    found, expected = (answers(model, index, whole) for whole in (False, True))
+    assert seen == [25]
+    assert found[0].shape == (25, 32)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    for one, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vort", "exponential", "mixture", "uniform_power_law", "softmax"])
+@pytest.mark.parametrize("more", [{}, {"output_gate": True, "sliding_window": 6}])
+def test_a_table_of_recall_trains_to_the_same_bits(kind: str, more: dict[str, Any]) -> None:
+    model, index = model_of(kind, **{**RECALL, **more}).train(), places()
+    found, expected = (answers(model, index, whole) for whole in (False, True))
+    assert torch.equal(found[0], expected[0])
+    assert all(map(torch.equal, found[1], expected[1]))
+
+
+@pytest.mark.parametrize("why", ["mask", "hook", "bias", "states", "checkpoints"])
+def test_where_a_block_must_see_all_positions_it_does(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(attention_bias=why == "bias").train()
+    options: dict[str, Any] = {"output_hidden_states": True} if why == "states" else {}
+    if why == "mask":
+        options["attention_mask"] = torch.ones(BATCH, LENGTH).index_fill_(1, torch.arange(9), 0)
+    shapes: list[torch.Size] = []
+    if why == "hook":
+        watch: Any = lambda module, given, output: shapes.append(output.shape)  # noqa: E731
+        model.model.layers[-1].mlp.register_forward_hook(watch)
+    if why == "checkpoints":
+        model.gradient_checkpointing_enable()
+    seen = spied(monkeypatch)
+    found, expected = (answers(model, places(), whole, **options) for whole in (False, True))
+    assert seen == []
+    assert all(shape[:2] == (BATCH, LENGTH) for shape in shapes)
+    assert len(shapes) == 2 * (why == "hook")
+    torch.testing.assert_close(found[0], expected[0])
+
+
+def test_a_memory_that_knows_nothing_of_it_answers_for_all() -> None:
+    model = model_of("vort")
+    memory: Any = model.model.layers[-1].self_attn.memory
+
+    class Own(type(memory)):  # type: ignore[misc]
+        def forward(self, inputs: Any, state: Any = None, *, output_state: bool = False) -> Any:
+            return MemoryOutput(nn.functional.softplus(inputs.v))
+
+    memory.__class__ = Own
+    found, expected = (answers(model, places(), whole)[0] for whole in (False, True))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
