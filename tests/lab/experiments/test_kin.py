@@ -2,6 +2,7 @@
 
 import pytest
 
+from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.models import MODELS
 from vort.lab.experiments.recall import PILOT_TASK, recall_cell
 from vort.lab.experiments.search import searched
@@ -15,7 +16,9 @@ KIN = {name: row.kin for name, row in MODELS.items() if row.kin}
 def test_kin_have_the_same_kind_of_memory(name: str) -> None:
     memory, kins = (MODELS[x].settings.get("memory", "vort") for x in (name, KIN[name]))
     assert FAMILY.get(memory, memory) == kins
-    assert not MODELS[KIN[name]].kin, "a kin was searched itself"
+    # A row that has a kin of its own may be one where it was searched itself: on books, say.
+    own = [searched(f"{table.name}/{KIN[name]}", "paper") for table in EXPERIMENTS.values()]
+    assert not MODELS[KIN[name]].kin or any(own), "a kin was searched itself"
 
 
 @pytest.mark.parametrize("name", KIN)
