@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.memories.cases import NAMES
 from tests.models.cases import model_of, tokens
 from vort.memories.interface import MemoryOutput
+from vort.models import VortConfig, VortForCausalLM
 from vort.models.block import VortBlock
 
 BATCH, LENGTH = 2, 150
@@ -98,3 +99,22 @@ def test_a_memory_that_knows_nothing_of_it_answers_for_all() -> None:
     memory.__class__ = Own
     found, expected = (answers(model, places(), whole)[0] for whole in (False, True))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (torch.tensor([3, 3]), "asked must name each place once"),
+        (torch.tensor([3, 20]), r"asked must lie in \[0, 20\), got 3 to 20"),
+        (torch.tensor([-1]), "asked must lie in"),
+        (torch.tensor([1.0]), r"asked must be \[N\] places, int64, got \[1\] of torch.float32"),
+        (torch.tensor([[1]]), r"asked must be \[N\] places"),
+    ],
+)
+def test_what_are_no_places_is_refused(asked: Tensor, message: str) -> None:
+    model = VortForCausalLM(VortConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    tokens = torch.zeros(2, 10, dtype=torch.long)
+    with pytest.raises(ValueError, match=message):
+        model.model(tokens, asked=asked)
+    with pytest.raises(TypeError, match="asked is for the model without its head"):
+        model(tokens, asked=asked)

@@ -111,6 +111,20 @@ class VortPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
 
+def _check_asked(asked: Tensor, count: int | None) -> None:
+    """Refuse what are no places, or of `count` positions none; values only where that is free."""
+    if asked.ndim != 1 or asked.dtype != torch.int64:
+        raise ValueError(
+            f"asked must be [N] places, int64, got {list(asked.shape)} of {asked.dtype}"
+        )
+    if asked.device.type != "cpu" or not len(asked) or traced(asked):
+        return
+    if count is not None and not 0 <= asked.min() <= asked.max() < count:
+        raise ValueError(f"asked must lie in [0, {count}), got {asked.min()} to {asked.max()}")
+    if len(asked.unique()) < len(asked):
+        raise ValueError("asked must name each place once")
+
+
 class VortModel(VortPreTrainedModel):
     """Token embeddings, blocks, a final norm: hidden states for every token.
 
@@ -256,6 +270,8 @@ class VortModel(VortPreTrainedModel):
         options |= {} if part is None else {"part": part}
         keep = bool(output_hidden_states)
         rows = None
+        if asked is not None:
+            _check_asked(asked, hidden.shape[0] * hidden.shape[1] if packing is None else None)
         if asked is not None and self._answers(hidden, options, keep):
             rows = Asked(asked, *hidden.shape[:2])
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
@@ -420,6 +436,8 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
         # Not in the signature: Trainer would take it for a label that every batch must have.
         targets = _targets(labels, kwargs.pop("shift_labels", None))
         part = kwargs.pop("part", None)
+        if kwargs.get("asked") is not None:
+            raise TypeError("asked is for the model without its head: call `.model` with it")
         check_call(type(self).__name__, kwargs, (*_ARGUMENTS, *_ARGUMENTS_OF_HEAD))
         kwargs |= {} if part is None else {"part": part}
         alone = targets is None and inputs_embeds is None and cu_seqlens is None
