@@ -40,7 +40,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "write_gate": (False, {}),
     "write_gain": ("token", {"memory": "mixture"}),
     "read_weights": (False, {}),
-    "read_start": ("spread", {}),
+    "read_start": ("even", {}),
     "conv_size": (3, {}),
     "qk_norm": (False, {}),
     "output_norm": (False, {}),

@@ -113,16 +113,17 @@ def test_heads_can_start_at_orders_of_their_own() -> None:
         router(order_start=[0.2, 0.7, 1.2])
 
 
-def test_heads_can_begin_to_read_around_scales_of_their_own() -> None:
-    made = router(num_scales=12, read_start="spread")
+def test_heads_begin_to_read_around_scales_of_their_own_unless_told_otherwise() -> None:
+    made = router(num_scales=12)
     read = made(torch.zeros(1, 1, HIDDEN)).read[0, 0]
     # From quick to slow, as orders are from low to high; scales are in the order of their rates.
     assert read.argmax(-1).tolist() == [9, 5, 1]
     assert made.order.bias.diff().gt(0).all()
     torch.testing.assert_close(read.mean(-1), torch.ones(HEADS))
     assert read.min() > 1e-3  # nothing is out of reach
-    even = router(num_scales=12)(torch.zeros(1, 1, HIDDEN)).read
-    torch.testing.assert_close(even, torch.ones_like(even))
+    for other in ({"read_start": "even"}, {"routing": "banks", "num_banks": 2}):
+        even = router(num_scales=12, **other)(torch.zeros(1, 1, HIDDEN)).read
+        torch.testing.assert_close(even, torch.ones_like(even))
 
 
 def test_where_reading_begins_is_kept_in_a_model_and_drawn_like_other_weights() -> None:
@@ -135,6 +136,14 @@ def test_where_reading_begins_is_kept_in_a_model_and_drawn_like_other_weights() 
     torch.testing.assert_close(spread.weight, even.weight, atol=0, rtol=0)
     assert even.bias.eq(0).all()
     assert spread.bias.view(2, 8).argmax(-1).tolist() == [5, 1]
+
+
+def test_a_mixture_begins_to_read_apart_where_its_rates_stand_as_vorts_do() -> None:
+    for start, spread in (("basis", True), ("even", False)):
+        config = VortConfig(hidden_size=16, memory="mixture", rates_start=start)
+        assert config.reads_spread == spread
+    with pytest.raises(ValueError, match="rates_start='even'"):
+        VortConfig(hidden_size=16, memory="mixture", read_start="spread")
 
 
 @pytest.mark.parametrize("other", [{"routing": "banks"}, {"read_weights": False}])

@@ -57,6 +57,12 @@ def test_a_saved_model_says_whether_it_has_an_output_gate(gate: bool, tmp_path) 
     assert (loaded.model.layers[0].self_attn.g_proj is not None) == gate
 
 
+def test_a_saved_model_says_where_reading_begins(tmp_path) -> None:
+    for start in (None, "even", "spread"):
+        model_of(read_start=start).save_pretrained(tmp_path)
+        assert VortConfig.from_pretrained(tmp_path).read_start == start
+
+
 def test_a_folder_from_before_the_gate_was_the_default_loads_as_it_was(tmp_path) -> None:
     assert VortConfig().output_gate
     model, given = model_of(output_gate=False), tokens(1, 12)
@@ -64,12 +70,13 @@ def test_a_folder_from_before_the_gate_was_the_default_loads_as_it_was(tmp_path)
     path = tmp_path / "config.json"
     settings = json.loads(path.read_text())
     # Settings of today that an old file cannot have.
-    for name in ("output_gate", "layer_settings", "learn_basis", "order_input"):
+    for name in ("output_gate", "layer_settings", "learn_basis", "order_input", "read_start"):
         del settings[name]
     path.write_text(json.dumps(settings))
     for loaded in (VortForCausalLM, AutoModelForCausalLM):
         found = loaded.from_pretrained(tmp_path).eval()
         assert not found.config.output_gate
+        assert found.config.read_start == "even"
         torch.testing.assert_close(found(given).logits, model(given).logits)
     assert VortConfig.from_pretrained(tmp_path, output_gate=True).output_gate
 

@@ -262,8 +262,11 @@ class SpreadReading(GateProjection):
         with torch.no_grad():
             middle = (self.num_scales - 1) / 2
             ends = max(self.num_scales - 3.0, middle), min(1.0, middle)
-            own = torch.linspace(*ends, self.heads) if self.heads > 1 else torch.tensor([middle])
-            away = (torch.arange(self.num_scales) - own[:, None]).abs()
+            ends = ends if self.heads > 1 else (middle, middle)
+            # A model may be laid out first, and get its weights later.
+            device = self.bias.device
+            own = torch.linspace(*ends, self.heads, device=device)
+            away = (torch.arange(self.num_scales, device=device) - own[:, None]).abs()
             self.bias.copy_(-self.SLOPE * away.flatten())
 
 
@@ -273,7 +276,8 @@ class Gates(nn.Module):
     A write gate in (0, 1) for each head, and positive read weights over its S scales. Read weights
     are S · softmax: they average 1, and stay positive so that a normaliser made of them does. A
     common factor would cancel in that normaliser, so a softmax gives nothing away. Both start from
-    a nearly constant value: all scales read alike, every token half written.
+    a nearly constant value: every token half written, and each head reading around a time scale of
+    its own, or all scales alike (`read_start`).
 
     Shapes: hidden states `[B, T, hidden_size]`; gate `[B, T, H]`, read `[B, T, H, S]`, both
     float32 (float64 for float64 inputs), None where settings switch them off.
@@ -293,7 +297,7 @@ class Gates(nn.Module):
         # One scale leaves nothing to weigh.
         weighs = settings.read_weights and num_scales > 1
         self.read: GateProjection | None = None
-        if weighs and settings.read_start == "spread":
+        if weighs and settings.reads_spread:
             self.read = SpreadReading(size, heads, num_scales)
         elif weighs:
             self.read = GateProjection(size, heads * num_scales)

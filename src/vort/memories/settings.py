@@ -81,8 +81,10 @@ class LayerSettings:
         write_gain: memory="mixture" has tokens scale what they write by a learned positive gain
             besides: "token", a gain for each head; "scale", one for each head and scale; "none".
         read_weights: queries weigh the time scales.
-        read_start: where those weights begin: "even", all scales alike, or "spread", each head
-            around a time scale of its own, from quick to slow.
+        read_start: where those weights begin: "spread", each head around a time scale of its own,
+            from quick to slow, or "even", all scales alike. None: "spread" where scales stand from
+            slow to quick (not in banks, nor in a mixture of even rates). It pays on text
+            (docs/experiments.md).
         conv_size: positions of the short convolution on q, k, v; 0: none.
         qk_norm: RMS norm of each head's queries and keys. Similarities then differ from the first
             step on, where products of small vectors are all alike, and cannot run away later.
@@ -132,7 +134,7 @@ class LayerSettings:
     write_gate: bool = True
     write_gain: str = "none"
     read_weights: bool = True
-    read_start: str = "even"
+    read_start: str | None = None
     conv_size: int = 4
     qk_norm: bool = True
     output_norm: bool = True
@@ -166,7 +168,8 @@ class LayerSettings:
         check_choice("normalizer", self.normalizer, NORMALIZERS)
         check_choice("write_gain", self.write_gain, ("none", "token", "scale"))
         check_choice("rates_start", self.rates_start, ("even", "basis"))
-        check_choice("read_start", self.read_start, ("even", "spread"))
+        if self.read_start is not None:
+            check_choice("read_start", self.read_start, ("even", "spread"))
         check_choice("order_input", self.order_input, ("hidden", "values"))
         self._check_sizes()
         self._check_starts()
@@ -185,13 +188,24 @@ class LayerSettings:
                 f"exponential_rate must be positive and finite, got {self.exponential_rate}"
             )
 
+    @property
+    def reads_spread(self) -> bool:
+        """Whether heads begin to read around time scales of their own."""
+        return self.read_start == "spread" or (self.read_start is None and self._in_order)
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether there are read weights over scales that stand from slow to quick."""
+        mixed = self.memory == "mixture" and self.rates_start == "even"
+        unordered = self.routing != "continuous" or self.memory == "gla_scales" or mixed
+        return self.read_weights and not unordered
+
     def _check_starts(self) -> None:
-        ordered = self.routing == "continuous" and self.memory != "gla_scales"
-        if self.read_start == "spread" and not (ordered and self.read_weights):
+        if self.read_start == "spread" and not self._in_order:
             raise ValueError(
                 'read_start="spread" needs read_weights over scales from slow to quick, got '
                 f"read_weights={self.read_weights}, routing={self.routing!r}, "
-                f"memory={self.memory!r}"
+                f"memory={self.memory!r}, rates_start={self.rates_start!r}"
             )
         given, heads = self.order_start, self.num_attention_heads
         starts = given if isinstance(given, list) else [] if given is None else [given]

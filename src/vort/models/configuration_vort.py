@@ -44,7 +44,7 @@ _MOST_PARAMETERS = 5 * 10**11
 _MOST_LAYERS = 10**4
 # Defaults that have changed, as they were: a file says all of its settings, but for those that came
 # after it, and weights are of the model that it meant.
-_WHEN_ABSENT = {"output_gate": False}
+_WHEN_ABSENT = {"output_gate": False, "read_start": "even"}
 # Settings of which layers may each have their own; the others are the model's.
 _OF_A_LAYER = ("horizon", "num_features", "num_scales", "sliding_window")
 

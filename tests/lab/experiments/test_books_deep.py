@@ -53,6 +53,11 @@ def test_rows_are_what_they_are_called() -> None:
     assert cells["exponential_learned_gated"].config.get("learn_rates", True)
     assert cells["mixture_rates_gated"].config["rates_start"] == "basis"
     assert cells["uniform_power_law_gated"].config["order_per_head"]
+    # What VORT begins with, all have that read by weight; one row shows what it brings.
+    for row in ("vort", "vort_s8", "mixture_rates_gated", "uniform_power_law_gated", "hybrid_vort"):
+        assert cells[row].config["read_start"] == "spread"
+    changed = {k: v for k, v in cells["vort"].config.items() if k != "read_start"}
+    assert cells["vort_even"].config == changed
     for row in ("hybrid_vort", "hybrid_gla"):
         assert cells[row].config["layer_memories"][3] == "softmax"
         assert cells[row].config["layer_memories"][:3] == [row.partition("_")[2]] * 3

@@ -46,14 +46,21 @@ ROWS = (
     *("vort", "vort_first_window", "vort_s8", "exponential_learned_gated", "mixture_rates_gated"),
     *("uniform_power_law_gated", "gla", "mamba2", "gated_delta", "softmax", "none"),
     *("hybrid_vort", "hybrid_gla", "exponential_first_window", "mixture_rates_first_window"),
+    "vort_even",
+)
+# Heads of these begin to read around time scales of their own, as `VortConfig()` has it; an
+# exponential's heads have begun so all along.
+_SPREAD = (
+    *("vort", "vort_first_window", "vort_s8", "mixture_rates_gated", "uniform_power_law_gated"),
+    *("hybrid_vort", "mixture_rates_first_window"),
 )
 # What VORT with fewer windows is held against: rivals that have as few.
 _FEW_WINDOWS = ("exponential_first_window", "mixture_rates_first_window")
 # A picture of all rows is one of none.
-_NOT_DRAWN = ("vort_first_window", *_FEW_WINDOWS)
+_NOT_DRAWN = ("vort_first_window", *_FEW_WINDOWS, "vort_even")
 # Left to the size that can tell them from rows with a window in every layer.
 _LACKS: dict[Size, tuple[str, ...]] = {
-    "laptop": ("vort_first_window", *_FEW_WINDOWS),
+    "laptop": ("vort_first_window", *_FEW_WINDOWS, "vort_even"),
     "paper": (),
 }
 # Rivals whose time is linear in length.
@@ -157,6 +164,8 @@ def deep_cell(experiment: str, size: Size, row: str, seed: int, task: Mapping[st
     """
     # As at paper size: S = 12 for all that have so many.
     config = sized("paper", _MODEL[experiment][size], {}, MODELS[row].settings)
+    if row in _SPREAD:
+        config["read_start"] = "spread"
     rows = (row, MODELS[row].kin or row)
     narrow = first_searched([f"{BOOKS_DEEP.name}/{name}" for name in rows], size, _RATES[size])[1]
     share = 1.0 if experiment == BOOKS_DEEP.name else 0.5

@@ -209,6 +209,12 @@ _PARTS_OFF: dict[str, Model] = {
         has=f"fewer scales, hence less state than VORT; an order for each token, {_GATES}",
         kin="vort",
     ),
+    "vort_even": Model(
+        "VORT, all scales read alike at first",
+        {},
+        has=f"heads that begin to read all scales alike; an order for each token, {_GATES}",
+        kin="vort",
+    ),
     "vort_first_window": Model(
         "VORT, a window in every fourth layer",
         _FIRST_WINDOW,
@@ -437,12 +443,13 @@ def recall_config(size: Size, settings: Mapping[str, Any]) -> Settings:
 def model_config(task: Task, settings: Mapping[str, Any]) -> Any:
     """The `VortConfig` of a model for a task; see `build_model`.
 
-    A cell says what it has otherwise than the defaults when tables were begun, which had no gate.
+    A cell says what it has otherwise than the defaults when tables were begun, which had no gate
+    and read all scales alike.
     """
     from vort.models import VortConfig
 
     special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    begun = {"vocab_size": task.vocab_size, "output_gate": False}
+    begun = {"vocab_size": task.vocab_size, "output_gate": False, "read_start": "even"}
     return VortConfig(**{**begun, **special, **settings})
 
 
@@ -456,7 +463,7 @@ def build_model(task: Task, settings: Mapping[str, Any], seed: int) -> Any:
     Args:
         task: what it is to learn.
         settings: of `VortConfig`; vocabulary and special tokens are the task's unless given, and
-            there is an output gate only where they say so.
+            only where they say so there is an output gate, and heads begin to read apart.
         seed: of the weights.
     """
     import torch
