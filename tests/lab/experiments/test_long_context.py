@@ -13,7 +13,7 @@ from vort.lab.experiments import EXPERIMENTS, long_context
 from vort.lab.experiments.cell import Cell, RunFolder
 from vort.lab.experiments.long_context import merged_bits, merged_needles, needle_map, ruler_table
 from vort.lab.experiments.models import build_model
-from vort.lab.experiments.mqar import _best, _claims
+from vort.lab.experiments.mqar import _best, _claims, _in_part
 from vort.lab.experiments.needles import long_config
 from vort.lab.experiments.run import run_cell
 from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS, _right
@@ -296,6 +296,17 @@ def test_recall_is_held_against_rivals_with_no_more_state() -> None:
     assert "+30.0 points" in claim.measured
     assert claim.verdict == "undecided"
     assert _claims([ours, large]) == []
+
+
+def test_rows_are_judged_once_all_their_widths_and_rates_are_there() -> None:
+    def grid(row: str, rates: tuple[float, ...] = (1e-3,)) -> list[dict[str, Any]]:
+        return [record(row, width, rate, 1.0, 0.8, width) for width in (32, 64) for rate in rates]
+
+    ours = grid("vort")
+    assert _in_part([*ours, *grid("gla")], "laptop") == []
+    assert _in_part([*ours, *grid("gla")[:1]], "laptop") == ["gla"]
+    assert _in_part([*ours, *grid("gla", (1e-3, 3e-3))], "laptop") == ["vort"]
+    assert _in_part(ours, "paper") == ["vort"]
 
 
 def stored_files(folder: Path) -> Path:

@@ -145,6 +145,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         "Of each model and width the best on validation data of the learning rates "
         f"{', '.join(f'{rate:g}' for rate in tried)}. State: bytes that decoding keeps for a "
         f"sequence of {records[0]['task']['length']:,} tokens.",
+        *_part_note(records, size),
         *training_notes(records, paper=False),
         *has_note(records),
     ]
@@ -167,7 +168,31 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         "rate of each."
     )
     figures = [Figure("by_state.png", caption, draw)]
-    return Summary([sheet], _claims(as_planned(best)), figures, notes, labels)
+    partly = _in_part(records, size)
+    judged = [record for record in as_planned(best) if row_of(record) not in partly]
+    return Summary([sheet], _claims(judged), figures, notes, labels)
+
+
+def _in_part(records: Sequence[Record], size: Size) -> list[str]:
+    """Rows that lack a width, or a learning rate that another row has tried at one of its widths.
+
+    A row whose wider models are missing would be held against wider ones of others.
+    """
+    tried = {
+        row: {(r["cell"]["width"], r["cell"]["rate"]) for r in members}
+        for row, members in by_row(as_planned(records)).items()
+    }
+    rates = {rate for found in tried.values() for _, rate in found}
+    whole = {(width, rate) for width in _WIDTHS[size] for rate in rates}
+    return [row for row, found in tried.items() if found != whole]
+
+
+def _part_note(records: Sequence[Record], size: Size) -> list[str]:
+    rows = _in_part(records, size)
+    if not rows:
+        return []
+    names = ", ".join(label_of(row) for row in rows)
+    return [f"Not all widths and learning rates have been run, and nothing is judged of: {names}."]
 
 
 def _claims(best: Sequence[Record]) -> list[Claim]:
