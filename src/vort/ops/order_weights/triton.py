@@ -85,7 +85,7 @@ def exponents(polynomials, a, col, S: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_kernel(
+def order_kernel(
     polynomials, order, gate, weights, rows,
     S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +102,7 @@ def forward_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_kernel(
+def order_gradient_kernel(
     polynomials, grad, order, gate, d_order, d_gate, rows,
     S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
@@ -274,7 +274,7 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     (weights,) = _shapes(inputs)
     count, sizes = _blocks(inputs)
     launch(
-        forward_kernel, count, polynomials, order, gate, weights, order.numel(),
+        order_kernel, count, polynomials, order, gate, weights, order.numel(),
         HAS_GATE=gate is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     return (weights,)
@@ -286,7 +286,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     d_gate = None if gate is None else gate.new_empty(gate.shape)
     count, sizes = _blocks(inputs)
     launch(
-        backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
+        order_gradient_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
         order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     return d_order, d_gate
