@@ -55,8 +55,8 @@ MODELS = ("vort", "vort_s12", "llama", "retnet", "gla")
 
 # Parts of a step by the names of kernels; the first that matches.
 PARTS = [
-    ("retention", r"key_kernel|query_kernel|output_kernel|state_|states_|segment|walk|carry|weigh"),
-    ("local attention", r"attend|local|rope"),
+    ("local attention", r"attend|local|rotate|rope"),
+    ("retention", r"(^|\W)(key|query|output|normalizer)_kernel|state_|carry|weigh"),
     ("matrix products", r"gemm|nvjet|cutlass|xmma|cublas|splitK|gemv"),
     ("heads: convolution, norm, RoPE", r"heads|conv|angle|sums_gradient|taps_gradient"),
     ("feature maps", r"hedgehog|favor"),

@@ -311,13 +311,14 @@ class VortAttention(nn.Module):
         padding = piece.padding
         after: dict[str, Tensor] = {}
         residual, x, heads, gate, along = self._project(piece, before, after)
+        # Only here: nothing else keeps turned heads, and each tensor kept is asked about.
         with computed_again(heads):
             local, entropy = self._attend(heads, piece, before, after)
-            q, k, v = heads[:3]
-            rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
-            past = None if before is None else _below(before, "memory.")
-            inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
-            found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
+        q, k, v = heads[:3]
+        rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
+        past = None if before is None else _below(before, "memory.")
+        inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
+        found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
         join = self._join if piece.asked is None else partial(self._join_asked, piece.asked)

@@ -213,7 +213,7 @@ class Router(nn.Module):
             None if entity is None else entity[..., None]
         ] * self.use_entity
         given = [
-            (x.to(logits.dtype), w)
+            (x if x.is_floating_point() else x.to(logits.dtype), w)
             for x, w in zip(features, along.rest, strict=True)
             if x is not None
         ]

@@ -1,5 +1,9 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
 import torch
 from torch import Tensor
 
@@ -45,6 +49,25 @@ def a_block_of_kernels_equals_one_without() -> None:
             assert error <= 2e-5 * truth[name].norm() + 1e-7, (name, options)
 
 
+def gradients_of_many_rows_come_together() -> None:
+    """Those of heads, gate and routing meet in one product, and are what they are apart."""
+    from vort.ops.gpu.together import Together
+
+    found, original = [], Together.whole
+
+    def whole(self: Together, grads: Sequence[Tensor | None]) -> Tensor | None:
+        found.append(original(self, grads))
+        return found[-1]
+
+    with mock.patch.object(Together, "whole", whole):
+        options = {"num_scales": 6, "output_gate": True, "use_entity": True}
+        (got, gradients), (wanted, truth) = (_block(f, options, 33) for f in (True, False))
+    assert [None if x is None else x.shape for x in found] == [(66, 16 * 4 + 16)]
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+    for name, gradient in gradients.items():
+        assert (gradient - truth[name]).norm() <= 2e-5 * truth[name].norm() + 1e-7, name
+
+
 def a_model_of_kernels_equals_one_without() -> None:
     """The loss and its gradients; hidden states asked for are whole ones."""
     (loss, states, gradients), (wanted, true_states, truth) = (_model(f) for f in (True, False))
@@ -73,19 +96,21 @@ def _model(fused: bool) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
         return loss.detach(), states, {n: p.grad for n, p in model.named_parameters()}
 
 
-def _block(fused: bool, options: dict[str, bool]) -> tuple[Tensor, dict[str, Tensor]]:
+def _block(
+    fused: bool, options: dict[str, Any], length: int = 7
+) -> tuple[Tensor, dict[str, Tensor]]:
     from vort.models import VortConfig
     from vort.models.block import VortBlock
 
     with kernels_everywhere(fused):
         torch.manual_seed(0)
         config = VortConfig(
-            hidden_size=16, num_attention_heads=2, sliding_window=3, horizon=100, num_scales=3,
-            intermediate_size=24, **options,
+            hidden_size=16, num_attention_heads=2, sliding_window=3, horizon=100,
+            intermediate_size=24, **{"num_scales": 3} | options,
         )  # fmt: skip
         block = VortBlock(config, 0)
-        x = torch.randn(2, 7, 16, requires_grad=True)
-        y, _ = block(x, entity_mask=torch.eye(7)[:2])
+        x = torch.randn(2, length, 16, requires_grad=True)
+        y, _ = block(x, entity_mask=torch.eye(length)[:2])
         (y * torch.linspace(-1, 1, 16)).sum().backward()
         return y.detach(), {n: p.grad for n, p in block.named_parameters()} | {"x": x.grad}
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 __all__ = [
-    "Tile", "dense", "has_triton", "kernels_take", "launch", "power_of_two", "require_kernels",
-    "transformed", "without_kernels",
+    "Tile", "dense", "even_rows", "has_triton", "kernels_take", "launch", "power_of_two",
+    "require_kernels", "transformed", "without_kernels",
 ]  # fmt: skip
 
 # Asked once: torch.compile does not trace a search for packages.
@@ -129,6 +129,15 @@ def dense(x: Tensor | None) -> Tensor | None: ...
 def dense(x: Tensor | None) -> Tensor | None:
     """x, contiguous; None stays None."""
     return None if x is None else x.contiguous()
+
+
+def even_rows(x: Tensor) -> bool:
+    """Whether rows follow each other at one distance, so that they can be counted through.
+
+    >>> even_rows(torch.zeros(2, 3, 8)[..., :5]), even_rows(torch.zeros(2, 3, 8)[:, :2])
+    (True, False)
+    """
+    return all(x.stride(i) == x.stride(i + 1) * x.shape[i + 1] for i in range(x.dim() - 2))
 
 
 def launch(kernel: Any, grid: int, *arguments: Any, tile: Tile, **constants: Any) -> None:

@@ -55,15 +55,18 @@ def is_watched(*modules: nn.Module) -> bool:
 
     Hugging Face's accelerate replaces `forward` on the instance.
     """
-    return any(
-        m._forward_hooks
-        or m._forward_pre_hooks
-        or m._backward_hooks
-        or m._backward_pre_hooks
-        or m._compiled_call_impl is not None
-        or "forward" in m.__dict__
-        for m in modules
-    )
+    for m in modules:  # of every layer several times a step: plain loops are short
+        own = m.__dict__
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+            or m._compiled_call_impl is not None
+        ):
+            return True
+    return False
 
 
 def is_bare(module: Any, kinds: tuple[type, ...] = ()) -> bool:

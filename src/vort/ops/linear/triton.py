@@ -6,6 +6,7 @@ very pass that makes their gradients.
 """
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
-from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
 from vort.ops.gpu.parts import fold
+from vort.ops.gpu.together import Together, room_for
 from vort.ops.rms_norm.triton import (
     PROGRAMS,
     blocks_of,
@@ -147,20 +149,25 @@ def gated_norm_kernel(
     tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@triton.jit(do_not_specialize=["rows", "stride", "back_units"])
 def gated_norm_gradient_kernel(
-    grad, x, other, gate, weight, dx, dgate, y, partial, rows, stride, eps,
+    grad, x, other, gate, weight, dx, dgate, y, partial, rows, stride, back_units, eps,
     HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    HAS_OTHER: tl.constexpr, HAS_GATE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    UNIT: tl.constexpr, HAS_OTHER: tl.constexpr, HAS_GATE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """dx (which is that of `other` too), dgate, y again, and a part of dweight ``[n, D]``."""
+    """dx (which is that of `other` too), dgate, y again, and a part of dweight ``[n, D]``.
+
+    Rows of dgate lie `back_units` times UNIT apart.
+    """
     programs = tl.num_programs(0)
     first = tl.program_id(0).to(tl.int64)
     if HAS_WEIGHT:
         scale = load_weight(weight, D, BD)
     acc = tl.zeros([BR, BD], dtype=tl.float32)
     for step in range(tl.cdiv(tl.cdiv(rows, BR) - first, programs)):
-        at, gate_at, mask = gated_tile(first + step * programs, rows, HEADS, D, BD, BR, stride)
+        block = first + step * programs
+        at, gate_at, mask = gated_tile(block, rows, HEADS, D, BD, BR, stride)
+        _, back_at, _ = gated_tile(block, rows, HEADS, D, BD, BR, back_units * UNIT)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         if HAS_OTHER:
             value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
@@ -176,7 +183,7 @@ def gated_norm_gradient_kernel(
             a = tl.load(gate + gate_at, mask=mask, other=0.0).to(tl.float32)
             s = 1.0 / (1.0 + tl.exp(-a))
             da = g * normed * s * (1.0 + a * (1.0 - s))
-            tl.store(dgate + at, da.to(dgate.dtype.element_ty), mask=mask)
+            tl.store(dgate + back_at, da.to(dgate.dtype.element_ty), mask=mask)
             g *= a * s
             tl.store(y + at, (normed * a * s).to(y.dtype.element_ty), mask=mask)
         else:
@@ -211,6 +218,7 @@ class ProductInputs(NamedTuple):
     w7: Tensor | None
     eps: float
     sizes: tuple[int, ...]
+    together: Together | None
 
     def groups(self) -> list[list[Tensor]]:
         """The weights, as many to a group as `sizes` says."""
@@ -237,7 +245,13 @@ def _products(inputs: ProductInputs) -> Tensors:
     if norm is not None:
         rows = None if delta is None else _dense_rows(delta)
         total, normed = norm_rows(total, norm, inputs.eps, rows)
-    found = [(normed @ _joined(w).T).view(*x.shape[:-1], -1) for w in inputs.groups()]
+    groups = inputs.groups()
+    if inputs.together is None:
+        found = [(normed @ _joined(w).T).view(*x.shape[:-1], -1) for w in groups]
+    else:
+        product = normed @ torch.cat([w for group in groups for w in group]).T
+        widths = [sum(w.shape[0] for w in group) for group in groups]
+        found = list(inputs.together.parts(product.view(*x.shape[:-1], -1), widths))
     same = x.view_as(x) if delta is None else total.view(x.shape)
     return same, normed.view(x.shape), *found, *[None] * (MOST - len(found))
 
@@ -251,8 +265,12 @@ def _products_back(
     if norm is None and along is not None:
         # both are gradients to the same numbers
         along, dnormed = None, along if dnormed is None else along + dnormed
-    flat = [None if g is None else _flat(g) for g in grads[2:]]
-    came = list(zip(inputs.groups(), flat, strict=False))
+    groups = inputs.groups()
+    came = list(zip(groups, (None if g is None else _flat(g) for g in grads[2:]), strict=False))
+    if inputs.together is not None:
+        whole = inputs.together.whole(grads[2 : 2 + len(groups)])
+        if whole is not None:
+            came = [([w for group in groups for w in group], whole)]
     for weights, grad in came:
         if grad is None:
             continue
@@ -355,7 +373,7 @@ class NormInputs(NamedTuple):
 def _norm_arguments(inputs: NormInputs) -> tuple[NormInputs, int, dict[str, Any]]:
     """Dense inputs, heads in all, and what the kernels are compiled for."""
     x, other, gate, norm, weight, eps = inputs
-    if gate is not None and (gate.stride(-1) != 1 or not _even_rows(gate)):
+    if gate is not None and (gate.stride(-1) != 1 or not even_rows(gate)):
         gate = gate.contiguous()
     inputs = NormInputs(x.contiguous(), dense(other), gate, dense(norm), weight, eps)
     constants = {
@@ -363,11 +381,6 @@ def _norm_arguments(inputs: NormInputs) -> tuple[NormInputs, int, dict[str, Any]
         "HAS_WEIGHT": norm is not None,
     }  # fmt: skip
     return inputs, x.numel() // x.shape[-1], constants
-
-
-def _even_rows(x: Tensor) -> bool:
-    """Whether rows follow each other at one distance, so that they can be counted through."""
-    return all(x.stride(i) == x.stride(i + 1) * x.shape[i + 1] for i in range(x.dim() - 2))
 
 
 def _gated_norm(given: NormInputs) -> tuple[Tensor]:
@@ -388,7 +401,9 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     x, other, gate, norm, weight, eps = inputs
     dy = _flat(grads[0])
     dx, y = torch.empty_like(x), torch.empty_like(x)
-    dgate = None if gate is None else gate.new_empty(gate.shape)
+    dgate = None if gate is None else room_for(gate)
+    back = 0 if dgate is None else dgate.stride(-2)
+    unit = gcd(8, back) if back else 1
     count, sizes = blocks_of(x, 2048)
     programs = min(count, PROGRAMS)
     partial = None
@@ -397,7 +412,7 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     stride = 0 if gate is None else gate.stride(-2)
     launch(
         gated_norm_gradient_kernel, programs, dy @ weight, *inputs[:4], dx, dgate, y, partial,
-        rows, stride, eps, tile=WHOLE, **sizes, **constants,
+        rows, stride, back // unit, eps, UNIT=unit, tile=WHOLE, **sizes, **constants,
     )  # fmt: skip
     dnorm = None if partial is None or norm is None else fold(partial, norm.dtype)
     dweight = dy.T @ y.view(-1, weight.shape[1])
@@ -517,7 +532,10 @@ def products_fused(
     weights = [w for group in groups for w in group]
     given: Any = [*weights, *[None] * (MOST - len(weights))]
     sizes = tuple(len(group) for group in groups)
-    inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes))
+    # several groups, and columns that matrix units can begin at
+    join = len(groups) > 1 and all(sum(w.shape[0] for w in g) % 8 == 0 for g in groups)
+    together = Together() if join else None
+    inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes, together))
     return _products_op(inputs)[: 2 + len(sizes)]
 
 

@@ -128,13 +128,11 @@ def attend(
     if backend == "auto":
         narrow = max(q.shape[-1], v.shape[-1]) <= WIDEST
         backend = "triton" if narrow and kernels_take(q, k, v) else "block"
-    run = attend_blockwise
-    if backend == "triton":
+    rest = {"scale": scale, "start": start, "valid": valid, "return_entropy": return_entropy}
+    if backend == "triton":  # kernels know nothing of autocast
         require_kernels(q.device, "block")
         from .triton import attend_fused  # here and in rope.py alone: Triton may be absent
 
-        run = attend_fused
+        return attend_fused(q, k, v, window, **rest)  # type: ignore[arg-type]
     with torch.autocast(q.device.type, enabled=False):
-        return run(
-            q, k, v, window, scale=scale, start=start, valid=valid, return_entropy=return_entropy
-        )
+        return attend_blockwise(q, k, v, window, **rest)  # type: ignore[arg-type]

@@ -19,8 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
-from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
 from vort.ops.gpu.parts import fold
+from vort.ops.gpu.together import room_for
 
 __all__ = ["order_weights_fused", "routing_weights_fused"]
 
@@ -84,7 +85,7 @@ def exponents(polynomials, a, col, S: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_kernel(
+def order_kernel(
     polynomials, order, gate, weights, rows,
     S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
@@ -101,7 +102,7 @@ def forward_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_kernel(
+def order_gradient_kernel(
     polynomials, grad, order, gate, d_order, d_gate, rows,
     S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
@@ -124,11 +125,11 @@ def backward_kernel(
 
 @triton.jit
 def logits_at(row, stride, H: tl.constexpr, S: tl.constexpr, HAS_GATE: tl.constexpr):
-    """Where a head's order, gate and first read logit lie in the rows, and in the bias."""
+    """A head's number, and where its order, gate and first read logit lie in the rows."""
     h = row % H
     at = (row // H) * stride
     READ: tl.constexpr = 2 * H if HAS_GATE else H
-    return h, at + h, at + H + h, at + READ + h * S, READ + h * S
+    return h, at + h, at + H + h, at + READ + h * S
 
 
 @triton.jit
@@ -154,43 +155,57 @@ def load_read(logits, bias, at, there, row, col, rows, S: tl.constexpr):
     return p / tl.sum(p, axis=1)[:, None] * S
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@triton.jit
+def add_more(logit, more, weight, token, h, weight_stride, there, F: tl.constexpr):
+    """The orders' logits with what else they are made of, one number after the other.
+
+    As a sum over a tile its rows would lie in other threads than the logits do.
+    """
+    for f in tl.static_range(F):
+        x = tl.load(more + token * F + f, mask=there, other=0.0).to(tl.float32)
+        w = tl.load(weight + h * weight_stride + f, mask=there, other=0.0).to(tl.float32)
+        logit += x * w
+    return logit
+
+
+@triton.jit(do_not_specialize=["rows", "stride", "weight_stride"])
 def routing_kernel(
-    logits, bias, extra, polynomials, order, write, read, rows, stride, order_min,
-    H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_EXTRA: tl.constexpr,
+    logits, order_bias, write_bias, read_bias, more, more_weight, polynomials, order, write, read,
+    rows, stride, weight_stride, order_min,
+    H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, F: tl.constexpr, BS: tl.constexpr,
+    BR: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_MORE: tl.constexpr,
 ):  # fmt: skip
     """Orders ``[rows]``, write and read weights ``[rows, S]`` of BR heads."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     col = tl.arange(0, BS)[None, :]
     mask = (row[:, None] < rows) & (col < S)
-    h, order_at, gate_at, read_at, read_bias = logits_at(row, stride, H, S, HAS_GATE)
-    lo = load_logit(logits, bias, order_at, h, row, rows)
-    if HAS_EXTRA:
-        lo += tl.load(extra + row, mask=row < rows, other=0.0).to(tl.float32)
+    h, order_at, gate_at, read_at = logits_at(row, stride, H, S, HAS_GATE)
+    lo = load_logit(logits, order_bias, order_at, h, row, rows)
+    if HAS_MORE:
+        lo = add_more(lo, more, more_weight, row // H, h, weight_stride, row < rows, F)
     a = order_min + (1.0 - order_min) * sigmoid(lo)
     tl.store(order + row, a, mask=row < rows)
     first, inner, last, _, _, _ = prefactors(a)
     exponent, _ = exponents(polynomials, a, col, S, N)
     value = by_scale(first, inner, last, col, S) * tl.exp(exponent)
     if HAS_GATE:
-        value *= sigmoid(load_logit(logits, bias, gate_at, H + h, row, rows))[:, None]
+        value *= sigmoid(load_logit(logits, write_bias, gate_at, h, row, rows))[:, None]
     tl.store(write + row[:, None] * S + col, value, mask=mask)
     if HAS_READ:
-        weights = load_read(logits, bias, read_at, read_bias, row, col, rows, S)
+        weights = load_read(logits, read_bias, read_at, h * S, row, col, rows, S)
         tl.store(read + row[:, None] * S + col, weights, mask=mask)
 
 
-@triton.jit(do_not_specialize=["tokens", "stride"])
+@triton.jit(do_not_specialize=["tokens", "stride", "out_stride"])
 def routing_gradient_kernel(
-    logits, bias, extra, polynomials, dorder, dwrite, dread, dlogits, dextra, partial, tokens,
-    stride, order_min,
+    logits, write_bias, read_bias, polynomials, order, dorder, dwrite, dread, dlogits, partial,
+    tokens, stride, out_stride, order_min,
     H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
     BH: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_EXTRA: tl.constexpr,
-    HAS_DORDER: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_DORDER: tl.constexpr,
 ):  # fmt: skip
-    """Gradients to the logits of BR / BH tokens, laid out as they are but dense, and their sum."""
+    """Gradients to the logits of BR / BH tokens, and their sum."""
     WIDTH: tl.constexpr = H * (1 + HAS_GATE + (S if HAS_READ else 0))
     READ: tl.constexpr = H * (1 + HAS_GATE)
     flat = tl.arange(0, BR)
@@ -200,13 +215,10 @@ def routing_gradient_kernel(
     row = tl.where(there, token * H + flat % BH, rows)
     col = tl.arange(0, BS)[None, :]
     mask = there[:, None] & (col < S)
-    h, order_at, gate_at, read_at, read_bias = logits_at(row, stride, H, S, HAS_GATE)
-    _, d_order, d_gate, d_read, _ = logits_at(row, WIDTH, H, S, HAS_GATE)
-    lo = load_logit(logits, bias, order_at, h, row, rows)
-    if HAS_EXTRA:
-        lo += tl.load(extra + row, mask=there, other=0.0).to(tl.float32)
-    s = sigmoid(lo)
-    a = order_min + (1.0 - order_min) * s
+    h, _, gate_at, read_at = logits_at(row, stride, H, S, HAS_GATE)
+    _, d_order, d_gate, d_read = logits_at(row, out_stride, H, S, HAS_GATE)
+    a = tl.load(order + row, mask=there, other=1.0)
+    s = (a - order_min) / (1.0 - order_min)
     g = tl.load(dwrite + row[:, None] * S + col, mask=mask, other=0.0)
     first, inner, last, d_first, d_inner, d_last = prefactors(a)
     exponent, slope = exponents(polynomials, a, col, S, N)
@@ -217,7 +229,7 @@ def routing_gradient_kernel(
     to = partial + tl.program_id(0).to(tl.int64) * WIDTH
     head = tl.arange(0, BH)
     if HAS_GATE:
-        gate = sigmoid(load_logit(logits, bias, gate_at, H + h, row, rows))
+        gate = sigmoid(load_logit(logits, write_bias, gate_at, h, row, rows))
         dgate = tl.where(there, tl.sum(g * before, axis=1) * gate * (1.0 - gate), 0.0)
         tl.store(dlogits + d_gate, dgate.to(dlogits.dtype.element_ty), mask=there)
         sums = tl.sum(tl.reshape(dgate, (BR // BH, BH)), axis=0)
@@ -228,10 +240,8 @@ def routing_gradient_kernel(
     da = tl.where(there, da * ((1.0 - order_min) * s * (1.0 - s)), 0.0)
     tl.store(dlogits + d_order, da.to(dlogits.dtype.element_ty), mask=there)
     tl.store(to + head, tl.sum(tl.reshape(da, (BR // BH, BH)), axis=0), mask=head < H)
-    if HAS_EXTRA:
-        tl.store(dextra + row, da.to(dextra.dtype.element_ty), mask=there)
     if HAS_READ:
-        weights = load_read(logits, bias, read_at, read_bias, row, col, rows, S)
+        weights = load_read(logits, read_bias, read_at, h * S, row, col, rows, S)
         dr = tl.load(dread + row[:, None] * S + col, mask=mask, other=0.0)
         dl = weights * (dr - tl.sum(weights * dr, axis=1)[:, None] / S)
         dl = tl.where(mask, dl, 0.0)
@@ -264,7 +274,7 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     (weights,) = _shapes(inputs)
     count, sizes = _blocks(inputs)
     launch(
-        forward_kernel, count, polynomials, order, gate, weights, order.numel(),
+        order_kernel, count, polynomials, order, gate, weights, order.numel(),
         HAS_GATE=gate is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     return (weights,)
@@ -276,7 +286,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     d_gate = None if gate is None else gate.new_empty(gate.shape)
     count, sizes = _blocks(inputs)
     launch(
-        backward_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
+        order_gradient_kernel, count, polynomials, dense(grads[0]), order, gate, d_order, d_gate,
         order.numel(), HAS_GATE=gate is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     return d_order, d_gate
@@ -318,21 +328,6 @@ class RoutingInputs(NamedTuple):
         """H."""
         return self.order_bias.shape[0]
 
-    def bias(self) -> Tensor:
-        """Of a whole row of logits."""
-        return torch.cat([x for x in self[1:4] if x is not None])
-
-    def extra(self) -> Tensor | None:
-        """`[tokens, H]`, what `more` adds to the orders' logits."""
-        if self.more is None or self.more_weight is None:
-            return None
-        return self.more_rows() @ self.more_weight.to(self.logits.dtype).T
-
-    def more_rows(self) -> Tensor:
-        """`more` as rows in the type of the logits."""
-        assert self.more is not None
-        return self.more.reshape(-1, self.more.shape[-1]).to(self.logits.dtype)
-
 
 def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     """Heads in all, blocks of them, and what the kernels are compiled for."""
@@ -343,57 +338,69 @@ def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     constants = {
         "H": inputs.num_heads, "S": scales, "N": coefficients, "BS": wide, "BR": height,
         "HAS_GATE": inputs.write_bias is not None, "HAS_READ": inputs.read_bias is not None,
-        "HAS_EXTRA": inputs.more is not None, "tile": WHOLE,
+        "tile": WHOLE,
     }  # fmt: skip
     return rows, -(-rows // height), constants
 
 
+def _routing_arguments(inputs: RoutingInputs) -> tuple[list[Tensor | None], int, int]:
+    """The tensors as kernels read them, how far rows of logits lie apart, and those of weights."""
+    logits, weight = inputs.logits, inputs.more_weight
+    if logits.stride(-1) != 1 or not even_rows(logits):
+        logits = logits.contiguous()
+    if weight is not None and weight.stride(1) != 1:
+        weight = weight.contiguous()
+    given = [logits, *map(dense, inputs[1:5]), weight, dense(inputs.polynomials)]
+    return given, logits.stride(-2), 0 if weight is None else weight.stride(0)
+
+
 def _routing_forward(inputs: RoutingInputs) -> Tensors:
-    """Orders, write and read weights; bias and extra for the backward."""
-    logits, polynomials = dense(inputs.logits), dense(inputs.polynomials)
+    """Orders, write and read weights."""
+    given, stride, weight_stride = _routing_arguments(inputs)
     rows, count, constants = _routing_sizes(inputs)
-    shape = (*logits.shape[:-1], inputs.num_heads)
-    order = logits.new_empty(shape, dtype=torch.float32)
-    write = order.new_empty(*shape, polynomials.shape[0])
+    shape = (*inputs.logits.shape[:-1], inputs.num_heads)
+    order = inputs.logits.new_empty(shape, dtype=torch.float32)
+    write = order.new_empty(*shape, constants["S"])
     read = None if inputs.read_bias is None else torch.empty_like(write)
-    bias, extra = inputs.bias(), inputs.extra()
+    more = inputs.more
     launch(
-        routing_kernel, count, logits, bias, extra, polynomials, order, write, read, rows,
-        logits.shape[-1], inputs.order_min, **constants,
+        routing_kernel, count, *given, order, write, read, rows, stride, weight_stride,
+        inputs.order_min, F=0 if more is None else more.shape[-1], HAS_MORE=more is not None,
+        **constants,
     )  # fmt: skip
-    return order, write, read, bias, extra
+    return order, write, read
 
 
 def _routing_backward(
     inputs: RoutingInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
-    logits, polynomials = dense(inputs.logits), dense(inputs.polynomials)
-    bias, extra = kept
-    rows, _, constants = _routing_sizes(inputs)
+    given, stride, _ = _routing_arguments(inputs)
+    numbers, _, constants = _routing_sizes(inputs)
+    logits, more, more_weight = inputs.logits, inputs.more, inputs.more_weight
     dorder, dwrite, dread = grads
     if dwrite is None:
-        dwrite = logits.new_zeros(rows, polynomials.shape[0], dtype=torch.float32)
+        dwrite = logits.new_zeros(numbers, constants["S"], dtype=torch.float32)
     if dread is None and inputs.read_bias is not None:
         dread = torch.zeros_like(dwrite)
-    heads, tokens = power_of_two(inputs.num_heads, 1), rows // inputs.num_heads
+    heads, tokens = power_of_two(inputs.num_heads, 1), numbers // inputs.num_heads
     height = max(constants["BR"], heads)
     count = -(-tokens // (height // heads))
     partial = logits.new_empty(count, logits.shape[-1], dtype=torch.float32)
-    dlogits = torch.empty_like(logits)
-    dextra = None if extra is None else torch.empty_like(extra)
+    dlogits = room_for(logits)
     launch(
-        routing_gradient_kernel, count, logits, bias, extra, polynomials, dense(dorder),
-        dense(dwrite), dense(dread), dlogits, dextra, partial, tokens, logits.shape[-1],
+        routing_gradient_kernel, count, given[0], *given[2:4], given[6], kept[0], dense(dorder),
+        dense(dwrite), dense(dread), dlogits, partial, tokens, stride, dlogits.stride(-2),
         inputs.order_min, BH=heads, HAS_DORDER=dorder is not None, **constants | {"BR": height},
     )  # fmt: skip
-    biases = [x for x in inputs[1:4] if x is not None]
-    parts = iter(fold(partial, bias.dtype).split([x.shape[0] for x in biases]))
+    sizes = [x.shape[0] for x in inputs[1:4] if x is not None]
+    parts = iter(fold(partial, inputs.order_bias.dtype).split(sizes))
     dbiases = [None if x is None else next(parts) for x in inputs[1:4]]
     dmore = dweight = None
-    if dextra is not None and inputs.more is not None and inputs.more_weight is not None:
-        dweight = (dextra.T @ inputs.more_rows()).to(inputs.more_weight.dtype)
-        dmore = (dextra @ inputs.more_weight.to(dextra.dtype)).view(inputs.more.shape)
-        dmore = dmore.to(inputs.more.dtype)
+    if more is not None and more_weight is not None:
+        came = dlogits[..., : inputs.num_heads].view(tokens, -1)
+        rows = more.reshape(tokens, -1).to(came.dtype)
+        dweight = (came.T @ rows).to(more_weight.dtype)
+        dmore = (came @ more_weight.to(came.dtype)).view(more.shape).to(more.dtype)
     return dlogits, *dbiases, dmore, dweight
 
 
@@ -405,6 +412,7 @@ _routing_weights = custom_op(
     None,
     outputs=("order", "write", "read"),
     shown=3,
+    saved=("order",),
     gradients=("logits", "order_bias", "write_bias", "read_bias", "more", "more_weight"),
 )
 

@@ -49,7 +49,7 @@ def load_weight(weight, D: tl.constexpr, BD: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_kernel(
+def norm_kernel(
     x, weight, y, rows, eps,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     GROUP: tl.constexpr, STRIDE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
@@ -64,7 +64,7 @@ def forward_kernel(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_kernel(
+def norm_gradient_kernel(
     grad, x, weight, dx, partial, rows, eps,
     D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     GROUP: tl.constexpr, STRIDE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
@@ -187,7 +187,7 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
     y = x.new_empty(x.shape)
     count, sizes = blocks_of(x, FORWARD_TILE)
     launch(
-        forward_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
+        norm_kernel, count, x, weight, y, x.numel() // x.shape[-1], inputs.eps,
         GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     return (y,)
@@ -202,7 +202,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     if weight is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
     launch(
-        backward_kernel, programs, dy, x, weight, dx, partial, x.numel() // x.shape[-1],
+        norm_gradient_kernel, programs, dy, x, weight, dx, partial, x.numel() // x.shape[-1],
         inputs.eps, GROUP=group, STRIDE=stride, HAS_WEIGHT=weight is not None, tile=WHOLE, **sizes,
     )  # fmt: skip
     if weight is None or partial is None:

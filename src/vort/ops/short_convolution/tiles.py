@@ -26,6 +26,7 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op, traced
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.parts import ON_GPU, ask, fence_loads, fold, fold_pair, widen
+from vort.ops.gpu.together import room_for
 
 __all__ = ["Inputs", "heads_fused", "turned_again"]
 
@@ -539,11 +540,12 @@ def load_later(
 def taps_gradient_kernel(
     x, taps, state, age, du, dx, dtaps, parts, count, blocks, length, batch_units,
     C: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, STRIDE: tl.constexpr,
-    UNIT: tl.constexpr, HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
+    UNIT: tl.constexpr, OUT: tl.constexpr, HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
 ):  # fmt: skip
     """dx and a share of dw ``[C, W]`` from du, for BC channels of every parts-th block.
 
-    Rows of the state are positions before the first: they have a share in dw, and no dx.
+    Rows of the state are positions before the first: they have a share in dw, and no dx. Rows of
+    dx lie OUT apart.
     """
     COLUMNS: tl.constexpr = (C + BC - 1) // BC
     LEAD: tl.constexpr = W - 1 if HAS_STATE else 0
@@ -590,7 +592,8 @@ def taps_gradient_kernel(
             d3 = load_later(du, age, t, at, c, length, 3, C, HAS_AGE)
             value += d3 * w3
             g3 += d3 * own
-        tl.store(dx + at, value.to(dx.dtype.element_ty), mask=here)
+        to = (row * length + t) * OUT + c
+        tl.store(dx + to, value.to(dx.dtype.element_ty), mask=here)
     col = pid % COLUMNS * BC + tl.arange(0, BC)
     mine = dtaps + (part.to(tl.int64) * C + col) * W
     tl.store(mine, tl.sum(g0, axis=0), mask=col < C)
@@ -768,13 +771,14 @@ def _through_taps(
     columns = -(-channels // WIDE)
     blocks = -(-(length + (size - 1) * (inputs.state is not None)) // tile.columns)
     parts = min(batch * blocks, max(1, PROGRAMS_OF_TAPS // columns))
-    dx = torch.empty_like(du)
+    dx = room_for(x)
     dtaps = x.new_empty(parts, channels, size, dtype=torch.float32)
     names = ("W", "STRIDE", "UNIT", "HAS_STATE", "HAS_AGE")
     launch(
         taps_gradient_kernel, parts * columns, x, taps, inputs.state, inputs.age, du, dx, dtaps,
         parts, batch * blocks, blocks, length, x.stride(0) // constants["UNIT"],
-        C=channels, BT=tile.columns, BC=WIDE, tile=tile, **{n: constants[n] for n in names},
+        C=channels, BT=tile.columns, BC=WIDE, OUT=dx.stride(1), tile=tile,
+        **{n: constants[n] for n in names},
     )  # fmt: skip
     return dx, dtaps
 

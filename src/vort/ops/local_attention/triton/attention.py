@@ -11,7 +11,7 @@ from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.local_attention.checks import WIDEST
 
-from .kernels import attend_kernel, key_kernel, query_kernel
+from .kernels import attend_kernel, attended_key_kernel, attended_query_kernel
 
 __all__ = ["attend_fused"]
 
@@ -95,12 +95,12 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     dq, dk, dv, shared = (torch.empty_like(x) for x in (q, k, v, lse))
     slopes = None if dentropy is None else torch.empty_like(lse)
     launch(
-        query_kernel, batch * heads * _blocks(length, tiling.rows),
+        attended_query_kernel, batch * heads * _blocks(length, tiling.rows),
         *tensors, o, lse, entropy, do, dentropy, dq, shared, slopes, *numbers,
         BM=tiling.rows, BN=tiling.query.columns, tile=tiling.query, **constants,
     )  # fmt: skip
     launch(
-        key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
+        attended_key_kernel, batch * k.shape[2] * _blocks(k.shape[1], tiling.rows),
         *tensors, lse, shared, slopes, do, dk, dv, *numbers,
         BM=tiling.key.columns, BN=tiling.rows, tile=tiling.key, **constants,
     )  # fmt: skip

@@ -138,7 +138,7 @@ def attend_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "shift", "window"])
-def query_kernel(
+def attended_query_kernel(
     q, k, v, start, valid, o, lse, entropy, do, dentropy, dq, shared_out, slope_out,
     T, shift, window, scale,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
@@ -188,7 +188,7 @@ def query_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "shift", "window"])
-def key_kernel(
+def attended_key_kernel(
     q, k, v, start, valid, lse, shared_rows, slopes, do, dk, dv, T, shift, window, scale,
     H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_START: tl.constexpr,

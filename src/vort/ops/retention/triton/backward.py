@@ -32,6 +32,15 @@ from .tiles import (
 )
 
 
+@triton.jit
+def normalized(ot, dot, d, eps):
+    """``scaled`` and ``shift`` of some rows."""
+    part = (dot.to(tl.float32) / (tl.abs(d) + eps)[:, None]).to(dot.dtype)
+    # of what is handed on, rounded as it is: the two nearly cancel where values have a mean
+    sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
+    return part, -sign * tl.sum(ot.to(tl.float32) * part.to(tl.float32), axis=1)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def normalizer_kernel(
     o, do, den, scaled, shift, rows, eps,
@@ -43,20 +52,18 @@ def normalizer_kernel(
     mask = at < rows
     where = at.to(tl.int64)[:, None] * V + vs[None, :]
     tile = mask[:, None] & (vs[None, :] < V)
-    ot = tl.load(o + where, mask=tile, other=0.0).to(tl.float32)
-    dot = tl.load(do + where, mask=tile, other=0.0).to(tl.float32)
+    ot = tl.load(o + where, mask=tile, other=0.0)
+    dot = tl.load(do + where, mask=tile, other=0.0)
     d = tl.load(den + at, mask=mask, other=1.0)
-    part = (dot / (tl.abs(d) + eps)[:, None]).to(scaled.dtype.element_ty)
+    part, moved = normalized(ot, dot, d, eps)
     tl.store(scaled + where, part, mask=tile)
-    # of what is handed on, rounded as it is: the two nearly cancel where values have a mean
-    sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
-    tl.store(shift + at, -sign * tl.sum(ot * part.to(tl.float32), axis=1), mask=mask)
+    tl.store(shift + at, moved, mask=mask)
 
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def query_kernel(
-    q, k, v, write, read, log_decay, G, b, do, shift, shift_out, dq, dread, dlog_decay, table,
-    T, SPANS, rate_h,
+    q, k, v, write, read, log_decay, G, b, o, do, den, scaled, shift, shift_out, dq, dread,
+    dlog_decay, table, T, SPANS, rate_h, eps,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
@@ -66,7 +73,8 @@ def query_kernel(
 
     ``dlog_decay`` gets the lags within the span, and through a state those from the span's start.
     ``shift_out``: the shift by spans, ``[slots, H, SPAN]``, where the keys' kernel finds neighbours
-    side by side.
+    side by side. ``o``: given where values are few, and with it ``do`` as it came; what
+    :func:`normalizer_kernel` would write is then written here, for the kernels after this one.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     BLOCKS: tl.constexpr = SPAN // BT
@@ -88,7 +96,13 @@ def query_kernel(
     if NV == 1:
         dot = load_rows(do, t0, n, h, H, 0, V, BT, BV)
     if NORM > 0:
-        shiftt = load_column(shift, t0, n, h, H, 0, 1, BT)
+        if o is None:
+            shiftt = load_column(shift, t0, n, h, H, 0, 1, BT)
+        else:
+            ot = load_rows(o, t0, n, h, H, 0, V, BT, BV)
+            dot, shiftt = normalized(ot, dot, load_column(den, t0, n, h, H, 0, 1, BT), eps)
+            store_rows(scaled, dot, t0, n, h, H, 0, V, BT, BV)
+            tl.store(shift + (t0 + at) * H + h, shiftt, mask=at < n)
         tl.store(shift_out + slot * SPAN + block * BT + at, shiftt)
     rates = load_rates(log_decay, h, rate_h, scales, S)
     since = (at + block * BT + 1).to(tl.float32)

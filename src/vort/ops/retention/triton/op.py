@@ -32,6 +32,8 @@ MANY_PROGRAMS = 100
 FEW_TOKENS = 16_384
 # Parts of a segment in the first pass, where programs differ in how far they look back.
 FINE = 4
+# Values of a head up to which the queries' kernel has room for normalizer_kernel's work too.
+NORMALIZED_BY_QUERIES = 64
 ROWWISE = Tile(columns=0, warps=4, stages=1)
 FOLD = Tile(columns=256, warps=1, stages=1)
 
@@ -217,16 +219,17 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     p, decay_grad, rate_stride = Spans.of(inputs), needs[4], _rate_stride(log_decay)
     tiling = p.tiling
     do = torch.zeros_like(v) if do is None else do
-    shift = by_span = None
+    scaled = shift = by_span = None
     if den is not None:
         scaled, shift = torch.empty_like(do), torch.empty_like(den)
         by_span = den.new_empty(p.slots, p.heads, tiling.span)
-        launch(
-            normalizer_kernel, _cdiv(den.numel(), 32),
-            o, do, den, scaled, shift, den.numel(), inputs.eps,
-            V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
-        )  # fmt: skip
-        do = scaled
+        if p.value_dim > NORMALIZED_BY_QUERIES:
+            launch(
+                normalizer_kernel, _cdiv(den.numel(), 32),
+                o, do, den, scaled, shift, den.numel(), inputs.eps,
+                V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
+            )  # fmt: skip
+            do, scaled = scaled, None
     flags = p.block() | {"HAS_READ": read is not None, "DECAY_GRAD": decay_grad}
     row_part = column_part = None
     if decay_grad:
@@ -240,9 +243,11 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
     launch(
         query_kernel, p.row_blocks * p.heads,
-        q, k, v, write, read, log_decay, G, b, do, shift, by_span, dq, dread, row_part, p.table,
-        p.length, p.spans, rate_stride, BV=tiling.query.columns, tile=tiling.query, **flags,
+        q, k, v, write, read, log_decay, G, b, o if scaled is not None else None, do, den, scaled,
+        shift, by_span, dq, dread, row_part, p.table, p.length, p.spans, rate_stride, inputs.eps,
+        BV=tiling.query.columns, tile=tiling.query, **flags,
     )  # fmt: skip
+    do = do if scaled is None else scaled
 
     R, rb, dG, db, dlog_spans, _ = _states(
         p, q, do, read, log_decay, _both(p, q, dG_last, db_last), G_first is not None, shift,
