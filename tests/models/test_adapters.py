@@ -17,10 +17,12 @@ def test_gates_are_no_plain_linear_layers(memory: str) -> None:
     assert type(model.model.layers[0].self_attn.q_proj) is nn.Linear
 
 
-def test_gates_start_as_they_always_did() -> None:
-    gates = model_of(initializer_range=0.02).model.layers[0].self_attn.memory.router.gates
+@pytest.mark.parametrize("start", ["even", "spread"])
+def test_gates_start_as_they_are_told(start: str) -> None:
+    model = model_of(initializer_range=0.02, read_start=start)
+    gates = model.model.layers[0].self_attn.memory.router.gates
     assert 0.01 < gates.read.weight.std() < 0.03
-    assert not gates.read.bias.any()
+    assert gates.read.bias.any() == (start == "spread")
 
 
 @pytest.mark.parametrize("late", [False, True])

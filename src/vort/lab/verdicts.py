@@ -75,6 +75,8 @@ class Claim:
         measured: what came out here, in words and figures.
         verdict: computed from the measurement.
         erratum: the entry of docs/errata.md that explains a difference, if any.
+        rows: of a table that are held against each other. Where some of them were made with other
+            settings than are planned now, and others not, nothing is decided.
     """
 
     where: str
@@ -82,6 +84,7 @@ class Claim:
     measured: str
     verdict: Verdict
     erratum: str = ""
+    rows: tuple[str, ...] = ()
 
 
 def judge(as_printed: bool, corrected: bool = False) -> Verdict:
@@ -208,7 +211,7 @@ def rules() -> list[str]:
     """The rule of each kind of claim, a sentence or two each."""
     seeds = (
         f"Fewer than {LEAST_SEEDS} seeds decide nothing: the verdict is *undecided*, whatever the "
-        "figures."
+        "figures. Nor does a row with the settings planned now against one without them (‡)."
     )
     texts = ((inspect.getdoc(rule) or "").partition("\n\n")[2] for rule in RULES)
     return [seeds, *(" ".join(text.split()) for text in texts)]

@@ -1,5 +1,6 @@
 """Verdicts follow from figures and nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from vort.lab.experiments.scores import (
     within_seed,
 )
 from vort.lab.training.metrics import interval
+from vort.lab.verdicts import Claim
 
 ACCURACY = PaperTable("t", "accuracy", {"Exponential": (90.0, 50.0)}, 2.0)
 BITS = PaperTable("t", "bits", {"Exponential": (1.5,)}, 0.02)
@@ -219,6 +221,22 @@ def test_changed_files_and_other_settings_are_named_too() -> None:
     assert labels == ["VORT (ours)", "Mixture-5 ‡"]
     assert "aaaaaaa with changes" in notes
     assert "‡ made with other settings than are planned now: Mixture-5." in notes
+
+
+def test_a_row_as_planned_decides_nothing_against_one_of_other_settings() -> None:
+    records = [made("vort", "x", "aaaaaaaaa"), made("mixture", "x", "aaaaaaaaa")]
+    sheet = score_sheet("title", records, ["a", "b"], ACCURACY)
+    lead = Claim("ours", "VORT leads", "by 3 points", "holds", rows=("vort", "mixture"))
+    summary = Summary([sheet], [lead, replace(lead, rows=())])
+
+    def verdicts(*other: str) -> list[str]:
+        return [claim.verdict for claim in named_by_commit(summary, records, other).verdicts]
+
+    assert verdicts() == ["holds", "holds"]
+    assert verdicts("mixture") == ["undecided", "holds"]
+    assert verdicts("vort", "mixture") == ["holds", "holds"]  # both of the same plan
+    (claim, _) = named_by_commit(summary, records, ("mixture",)).verdicts
+    assert "before Mixture-5 has the settings planned now" in claim.measured
 
 
 def past(seed: int, value: float, reason: str) -> dict[str, Any]:

@@ -348,6 +348,7 @@ def _claims(planned: Mapping[str, Row], lengths: Sequence[int], trained: int) ->
                 f".05 in the last class of positions up to {length:,}",
                 f"{shown(last)} bits",
                 judge_lead(last.shifted(0.05).gains()),
+                rows=("vort", "softmax"),
             )
         )
     return claims + _level(planned, lengths)
@@ -368,6 +369,7 @@ def _leads(row: str, rivals: Sequence[str], planned: Mapping[str, Row], length: 
                     f"of position up to {length:,}",
                     _in_words(found),
                     judge_lead(gains),
+                    rows=(row, rival),
                 )
             )
     return claims

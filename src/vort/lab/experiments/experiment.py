@@ -54,7 +54,7 @@ class Summary:
         """Ready for JSON; figures by file name."""
         return {
             "sheets": [asdict(sheet) for sheet in self.sheets],
-            "verdicts": [asdict(claim) for claim in self.verdicts],
+            "verdicts": [_said(claim) for claim in self.verdicts],
             "figures": [
                 {"file": figure.file, "caption": figure.caption, "command": command}
                 for figure in self.figures
@@ -63,6 +63,11 @@ class Summary:
             "labels": dict(self.labels),
             **self.more,
         }
+
+
+def _said(claim: Claim) -> dict[str, str]:
+    """A claim as it is read; whose rows it is about was for judging it."""
+    return {name: value for name, value in asdict(claim).items() if name != "rows"}
 
 
 def claims_sheet(claims: Sequence[Claim], title: str = "Claims") -> Sheet:

@@ -14,7 +14,7 @@ from vort.lab.experiments.search import EARLIER
 from vort.lab.report.tables import Sheet
 from vort.lab.tasks import TASKS
 from vort.lab.training.metrics import Interval, interval
-from vort.lab.verdicts import Verdict, judge_difference, judge_figure
+from vort.lab.verdicts import Claim, Verdict, judge_difference, judge_figure
 
 __all__ = [
     "PaperTable",
@@ -377,7 +377,18 @@ def named_by_commit(summary: Summary, records: Sequence[Record], other: Sequence
     if other:
         names = ", ".join(label(row) for row in other)
         notes.append(f"‡ made with other settings than are planned now: {names}.")
-    return replace(summary, sheets=sheets, notes=[*summary.notes, *notes])
+    verdicts = [_at_equal_settings(claim, other, label) for claim in summary.verdicts]
+    return replace(summary, sheets=sheets, verdicts=verdicts, notes=[*summary.notes, *notes])
+
+
+def _at_equal_settings(claim: Claim, other: Sequence[str], label: Callable[[str], str]) -> Claim:
+    """A claim as it is, or undecided where some of its rows alone are as planned now."""
+    waiting = [row for row in claim.rows if row in other]
+    if not waiting or len(waiting) == len(claim.rows):
+        return claim
+    names = " and ".join(label(row) for row in waiting)
+    words = f"{claim.measured}; nothing is decided before {names} has the settings planned now (‡)"
+    return replace(claim, measured=words, verdict="undecided")
 
 
 def _commit_words(records: Sequence[Record], code: str) -> str:
