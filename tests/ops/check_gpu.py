@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -135,7 +136,8 @@ def about(seed: int, wanted: int) -> dict[str, object]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "command": "python tests/ops/check_gpu.py",
+        "command": shlex.join(["python", "tests/ops/check_gpu.py", *sys.argv[1:]]),
+        "commit": os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT"),
         "bounds": {str(dtype).split(".")[-1]: bound for dtype, bound in BOUNDS.items()},
         "seed": seed,
         "cases": wanted,
