@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,13 +69,27 @@ def figures(
     console.print(f"figures: [bold]{os.path.relpath(target)}[/bold], captions.md beside them")
 
 
+def draw_paper_figure(name: str, run_dir: Path, path: Path) -> None:
+    """Draw one of the paper's figures that a run has the measurements for."""
+    from vort.lab.report.figures import PAPER_FIGURES, read_records
+
+    figure = next(figure for figure in PAPER_FIGURES if figure.name == name)
+    figure.draw(path, read_records(run_dir, (*figure.needs, *figure.any_of)))
+
+
 def draw_figures(
-    run_dir: Path, target: Path, wanted: Sequence[str], formats: Sequence[str] = FORMATS
+    run_dir: Path,
+    target: Path,
+    wanted: Sequence[str],
+    formats: Sequence[str] = FORMATS,
+    draw: Callable[[str, Path], None] | None = None,
 ) -> int:
     """Draw what a run has the measurements for, and leave a page of it for `vort report`.
 
     Returns how many were drawn. Beside the pictures: captions.md, captions.json, and summary.json,
     which the page reads.
+
+    draw: does so for a name and a path, in its own time; here and now if absent.
     """
     from vort.lab.report.figures import (
         PAPER_FIGURES,
@@ -99,7 +113,10 @@ def draw_figures(
         files = [f"{name}.{suffix}" for suffix in formats]
         with console.status(f"drawing {name}"):
             for file in files:
-                figure.draw(target / file, found)
+                if draw is None:
+                    figure.draw(target / file, found)
+                else:
+                    draw(name, target / file)
         captions.append(caption_of(figure, found, files))
         console.print(f"{name}: {' and '.join(files)}", highlight=False)
     if not captions:

@@ -1,9 +1,12 @@
 """`vort reproduce`: the paper's experiments, redone; tables on the terminal, a report on disk."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,10 +23,11 @@ from vort.lab.commands import (
     read_size,
     read_workers,
 )
+from vort.lab.processes import begin_loading, processes
 
 if TYPE_CHECKING:
     from vort.lab.experiments.cell import Cell, RunFolder, Size
-    from vort.lab.experiments.experiment import Experiment, Summary
+    from vort.lab.experiments.experiment import Experiment, Figure, Summary
     from vort.lab.experiments.run import Pace
 
 console = Console()
@@ -80,11 +84,13 @@ def reproduce(
     interruption, and only what is missing is done. A result that is replaced moves to history/
     beside cells/; one under version control is replaced with a --reason only.
     """
+    if not 0 < share <= 1:
+        raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
+    if run and collect is None and workers != 1:
+        begin_loading()  # what this process is about to load as well
     from vort.lab.experiments import EXPERIMENTS
     from vort.lab.experiments.cell import RunFolder
 
-    if not 0 < share <= 1:
-        raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
     size, side_by_side, limit = read_size(scale), read_workers(workers), read_minutes(minutes)
     asked = [EXPERIMENTS[name] for name in read_names(only, "--only", EXPERIMENTS)]
     # Where nothing is to be done, no text is read: what is there is summarised without.
@@ -103,10 +109,12 @@ def reproduce(
     failed = _run(missing, folder, side_by_side, limit)
     if only is None and (collect is not None or not run):
         experiments = [each for each in experiments if plan.kept(each, folder)]
-    shown = [_summarise(experiment, plan, folder) for experiment in experiments]
+    # Processes that start at once are there where cells were done side by side.
+    with Pictures.drawn(plan, folder, side_by_side if missing else 1) as pictures:
+        shown = [_summarise(experiment, plan, folder, pictures) for experiment in experiments]
+        if any(shown) and only is None:
+            _draw_paper_figures(folder, pictures)
     if any(shown):
-        if only is None:
-            _draw_paper_figures(folder)
         _write_page(folder)
     if failed:
         console.print(f"[red]{failed} cells failed[/red]; the same command tries them again")
@@ -239,7 +247,73 @@ def _pace_of(cells: "Sequence[Cell]", folder: "RunFolder") -> "Pace":
     return pace
 
 
-def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> bool:
+class Pictures:
+    """Draws what a run shows; with a pool, in other processes while the rest goes on.
+
+    What draws a picture is known by name there: functions do not travel.
+    """
+
+    def __init__(self, plan: Plan, folder: "RunFolder", pool: Executor | None) -> None:
+        self.plan, self.folder, self.pool = plan, folder, pool
+        self._begun: list[Future[None]] = []
+
+    @classmethod
+    @contextmanager
+    def drawn(cls, plan: Plan, folder: "RunFolder", workers: int) -> "Iterator[Pictures]":
+        """All of them are there when the block ends."""
+        context, quick = processes()
+        if workers == 1 or not quick:
+            yield cls(plan, folder, None)
+            return
+        with ProcessPoolExecutor(workers, context, _one_thread) as pool:
+            pictures = cls(plan, folder, pool)
+            yield pictures
+            with console.status("drawing"):
+                for future in pictures._begun:
+                    future.result()
+
+    def of_experiment(self, experiment: "Experiment", figure: "Figure") -> None:
+        """A picture of a summary, into its part of the folder."""
+        if self.pool is None:
+            figure.draw(self.folder.part(experiment.name) / figure.file)
+        else:
+            given = (experiment.name, figure.file, self.plan, self.folder)
+            self._begun.append(self.pool.submit(_draw_of_experiment, *given))
+
+    def of_paper(self, name: str, path: Path) -> None:
+        """One of the paper's figures."""
+        from vort.lab.commands.figures import draw_paper_figure
+
+        if self.pool is None:
+            draw_paper_figure(name, self.folder.root, path)
+        else:
+            given = (name, self.folder.root, path)
+            self._begun.append(self.pool.submit(draw_paper_figure, *given))
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _draw_of_experiment(name: str, file: str, plan: Plan, folder: "RunFolder") -> None:
+    figures = _figures_of(name, plan, folder)
+    next(figure for figure in figures if figure.file == file).draw(folder.part(name) / file)
+
+
+@cache
+def _figures_of(name: str, plan: Plan, folder: "RunFolder") -> "Sequence[Figure]":
+    from vort.lab.experiments import EXPERIMENTS
+    from vort.lab.experiments.summary import summarise
+
+    found = summarise(EXPERIMENTS[name], folder, plan.size, data=plan.data, share=plan.share)
+    return found.summary.figures
+
+
+def _summarise(
+    experiment: "Experiment", plan: Plan, folder: "RunFolder", pictures: Pictures
+) -> bool:
     """Tables and verdicts of all that a folder has of an experiment, shown and written.
 
     Whether there was anything: of nothing no summary is left.
@@ -253,7 +327,7 @@ def _summarise(experiment: "Experiment", plan: Plan, folder: "RunFolder") -> boo
         if found:
             part.mkdir(parents=True, exist_ok=True)
         for figure in found.summary.figures:
-            figure.draw(part / figure.file)
+            pictures.of_experiment(experiment, figure)
     _show(experiment, found.summary)
     if found:
         write_summary(part, found.to_dict())
@@ -273,13 +347,13 @@ def _show(experiment: "Experiment", summary: "Summary") -> None:
         console.print(f"  {escape(note)}")
 
 
-def _draw_paper_figures(folder: "RunFolder") -> None:
+def _draw_paper_figures(folder: "RunFolder", pictures: Pictures) -> None:
     """The paper's figures, as far as the run has what they show."""
     from vort.lab.commands.figures import draw_figures
     from vort.lab.report.figures import PAPER_FIGURES
 
     names = [figure.name for figure in PAPER_FIGURES]
-    draw_figures(folder.root, folder.figures, names, ("png",))
+    draw_figures(folder.root, folder.figures, names, ("png",), pictures.of_paper)
 
 
 def _write_page(folder: "RunFolder") -> None:

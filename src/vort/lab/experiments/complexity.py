@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan, log, nan
-from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.scores import by_row
+from vort.lab.processes import processes
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 from vort.lab.verdicts import Claim, judge_power
@@ -151,7 +151,8 @@ def cost_of_layer(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     In a process of its own: the peak of a process counts from its start. `settings`: length, batch,
     repeats. Bytes are those of the device; on a CPU, what the process grew by, read on Linux only.
     """
-    context = _processes()
+    # To load a layer takes longer than to time most.
+    context, _ = processes(("vort.layers", __name__))
     answers, there = context.Pipe(duplex=False)
     process = context.Process(target=_cost, args=(there, dict(config), dict(settings)))
     process.start()
@@ -167,19 +168,6 @@ def cost_of_layer(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     if isinstance(found, str):
         raise RuntimeError(found)
     return found
-
-
-def _processes() -> Any:
-    """Where processes come from: forks of one that has loaded a layer, and has done nothing yet.
-
-    To load it takes longer than to time most layers. A process that forks must not have met a GPU:
-    where there is one, each is started afresh.
-    """
-    forks = "forkserver" in get_all_start_methods() and not torch.cuda.is_available()
-    context = get_context("forkserver" if forks else "spawn")
-    if forks:
-        context.set_forkserver_preload(["vort.layers", __name__])
-    return context
 
 
 def _cost(answers: Any, config: dict[str, Any], settings: dict[str, Any]) -> None:

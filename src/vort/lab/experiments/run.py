@@ -11,7 +11,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +31,7 @@ from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind,
 from vort.lab.experiments.models import build_model
 from vort.lab.experiments.reading import read_on
 from vort.lab.experiments.search import chosen_in
+from vort.lab.processes import processes
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
@@ -208,14 +208,12 @@ def _side_by_side(
     workers: int,
     started: Callable[[Cell], None],
 ) -> Iterator[Outcome]:
-    """As many cells at a time as there are workers; a worker that dies takes only its cells along.
-
-    Processes are started afresh, not forked: torch's threads do not survive a fork.
-    """
+    """As many cells at a time as there are workers; one that dies takes only its cells along."""
     cores = max(1, (os.cpu_count() or 1) // workers)
+    context, _ = processes()
     ready = take()
     while ready is not None:
-        pool = ProcessPoolExecutor(workers, get_context("spawn"), _prepare, (cores,))
+        pool = ProcessPoolExecutor(workers, context, _prepare, (cores,))
         running: dict[Future[Outcome], Cell] = {}
         taken: list[Cell] = []
         try:

@@ -1,0 +1,43 @@
+"""Where processes that work side by side come from: forks of one that has loaded what they need.
+
+To load a model's packages takes as long as many a cell; this way it is done once, and while the
+command itself still loads its own. It is a file of its own because it must be there before torch.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CELLS", "begin_loading", "processes"]
+
+# What the work of cells needs.
+CELLS = ("vort.lab.experiments.run", "vort.models", "accelerate")
+# Where a driver of a GPU shows, for a process that has not loaded torch.
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def begin_loading(modules: Sequence[str] = CELLS) -> None:
+    """Let the process that forks start to load, beside this one; nothing where none may fork."""
+    if sys.platform == "linux" and not any(Path(driver).exists() for driver in _DRIVERS):
+        multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+        forkserver.ensure_running()
+
+
+def processes(modules: Sequence[str] = CELLS) -> tuple[Any, bool]:
+    """A context of multiprocessing, and whether its processes start at once.
+
+    A process that forks must have computed nothing yet, for torch's threads do not survive it, and
+    have met no GPU; where there is one, and on other systems, each is started afresh.
+
+    modules: what it loads, if it has not begun to.
+    """
+    import torch
+
+    if sys.platform != "linux" or torch.cuda.is_available():
+        return multiprocessing.get_context("spawn"), False
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    return context, True
