@@ -20,6 +20,7 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.local_attention.rope import apply_rope_to_both
 from vort.ops.padding import keep_last
 from vort.ops.rms_norm import rms_norm
+from vort.ops.short_convolution.block import convolved, fits, taps_in_blocks
 
 __all__ = ["Heads", "computed_again", "short_convolution", "to_heads"]
 
@@ -290,18 +291,11 @@ def computed_again(heads: Heads) -> Iterator[None]:
 
 
 def _composed(x: Tensor, weight: Tensor, state: Tensor | None, age: Tensor | None) -> Tensor:
-    """silu of the convolution in PyTorch: one shifted product for each tap."""
-    size, length = weight.shape[1], x.shape[1]
-    past = x.new_zeros(x.shape[0], size - 1, x.shape[2]) if state is None else state
-    padded = torch.cat([past, x], 1)
-    weight = weight.to(x.dtype)
-    y = x * weight[:, 0]
-    for lag in range(1, size):
-        earlier = padded[:, size - 1 - lag : size - 1 - lag + length]
-        if age is not None:
-            earlier = earlier.masked_fill((age < lag)[:, None], 0)
-        y = y + earlier * weight[:, lag]
-    return F.silu(y)
+    """silu of the convolution in PyTorch."""
+    if state is None and age is None and fits(x, weight):
+        return F.silu(taps_in_blocks(x, weight))
+    past = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2]) if state is None else state
+    return F.silu(convolved(x, weight.to(x.dtype), torch.cat([past, x], 1), age))
 
 
 def _after(x: Tensor, weight: Tensor, state: Tensor | None, lengths: Tensor | None) -> Tensor:
