@@ -32,6 +32,8 @@ SHORTEST = 16
 WORKSPACE = {"cpu": 3 << 19, "cuda": 1 << 26}
 # Elements of states that a call keeps for its backward, if it can keep those before every chunk.
 FEW_STATES = 1 << 22
+# Shapes of temporaries that are remembered: a model's layers, and its pieces, have a few dozen.
+MOST_VIEWS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -195,24 +197,33 @@ class Workspace:
     def __init__(self, like: Tensor) -> None:
         self.like = like
         self.buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.views: dict[tuple[str, torch.dtype, tuple[int, ...]], Tensor] = {}
         if like.device.type == "cpu":
             self.buffers = self._of_thread.__dict__.setdefault("buffers", {})
+            self.views = self._of_thread.__dict__.setdefault("views", {})
         if _fills_memory():
             for buffer in self.buffers.values():
                 buffer.fill_(math.nan)  # as torch.empty would, so that a missed write shows
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape, contents undefined; it overwrites the last one of its name."""
-        size, key = math.prod(shape), (name, self.like.dtype)
-        buffer = self.buffers.get(key)
-        if buffer is None or buffer.numel() < size:
-            buffer = self.buffers[key] = self.like.new_empty(size)
-        return buffer[:size].view(shape)
+        place = (name, self.like.dtype, shape)
+        view = self.views.get(place)
+        if view is None:
+            size, key = math.prod(shape), place[:2]
+            buffer = self.buffers.get(key)
+            if buffer is None or buffer.numel() < size or len(self.views) >= MOST_VIEWS:
+                self.views.clear()  # of a buffer that gives way, and whenever they are many
+            if buffer is None or buffer.numel() < size:
+                buffer = self.buffers[key] = self.like.new_empty(size)
+            view = self.views[place] = buffer[:size].view(shape)
+        return view
 
     def close(self) -> None:
         """Let go of what is too large to keep."""
         for key in [key for key, x in self.buffers.items() if x.numel() > 2 * WORKSPACE["cpu"]]:
             del self.buffers[key]
+            self.views.clear()
 
 
 def _fills_memory() -> bool:

@@ -3,9 +3,10 @@
 A piece is a run of chunks whose temporaries fit the workspace; both passes go piece by piece.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +49,9 @@ class Work:
         self.plan: Plan = Plan.of(inputs) if part is None else part.whole.plan
         # Tables are small for decays that all heads share: [S] comes expanded, with stride 0.
         rates = log_decay[:1] if log_decay.stride(0) == 0 else log_decay
-        self.decays = Decays.of(rates.to(self.dtype), self.plan.chunk, inputs.include_self)
-        self.workspace = Workspace(self.decays.power)
-        kind = LagWeights if read is None else GatedWeights
-        self.weights: LagWeights | GatedWeights = kind(self.decays, self.workspace)
+        options = (self.plan.chunk, inputs.include_self, read is not None)
+        self.decays, self.weights = _tables(rates.to(self.dtype), *options)
+        self.workspace = self.weights.workspace = Workspace(self.decays.power)
 
     @property
     def reading_needs_grad(self) -> bool:
@@ -156,6 +156,32 @@ class Work:
         if self.inputs.b is not None:
             b = self.inputs.b.to(self.dtype)
         return G, b
+
+
+Tables: TypeAlias = tuple[Decays, LagWeights | GatedWeights]
+# What calls of this thread were made with, by the numbers that decide it. A backward has the decays
+# of its forward, and those that are not trained stay what they are; a few layers have their own.
+_known = threading.local()
+MOST_KNOWN = 16
+
+
+def _tables(rates: Tensor, chunk: int, include_self: bool, gated: bool) -> Tables:
+    """The tables for log_decay [H, S], on a CPU those of an earlier call where there are any."""
+    known: dict[Any, Tables] = {}
+    key = None
+    if rates.device.type == "cpu":
+        known = _known.__dict__.setdefault("tables", known)
+        numbers = rates.detach().numpy().tobytes()
+        key = (numbers, rates.shape, rates.dtype, chunk, include_self, gated)
+    found = known.get(key)
+    if found is None:
+        decays = Decays.of(rates, chunk, include_self)
+        workspace = Workspace(decays.power)
+        found = decays, (GatedWeights if gated else LagWeights)(decays, workspace)
+        if len(known) >= MOST_KNOWN:
+            known.clear()
+        known[key] = found
+    return found
 
 
 class Part(NamedTuple):
