@@ -5,6 +5,7 @@ command itself still loads its own. It is a file of its own because it must be t
 """
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from multiprocessing import forkserver
@@ -21,6 +22,8 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 def begin_loading(modules: Sequence[str] = CELLS) -> None:
     """Let the process that forks start to load, beside this one; nothing where none may fork."""
+    # Each has a core: threads of numpy's products would only be in the way of one another.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.platform == "linux" and not any(Path(driver).exists() for driver in _DRIVERS):
         multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
         forkserver.ensure_running()

@@ -86,7 +86,7 @@ def reproduce(
     """
     if not 0 < share <= 1:
         raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
-    if run and collect is None and workers != 1:
+    if run and collect is None and workers != 1 and only is None:
         begin_loading()  # what this process is about to load as well
     from vort.lab.experiments import EXPERIMENTS
     from vort.lab.experiments.cell import RunFolder
