@@ -8,7 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vort.cli import app
+from vort.lab.commands.reproduce import Pictures, Plan
 from vort.lab.experiments import EXPERIMENTS
+from vort.lab.experiments.cell import RunFolder
 from vort.lab.experiments.recall import recall_table
 
 runner = CliRunner()
@@ -97,3 +99,18 @@ def test_a_cell_of_other_settings_than_planned_is_named(
     assert "‡ made with other settings than are planned now" in reproduce(
         table, tmp_path, "--no-run"
     )
+
+
+@pytest.mark.slow
+def test_pictures_drawn_by_other_processes_are_those_drawn_here(tmp_path: Path) -> None:
+    kernel, plan = EXPERIMENTS["kernel"], Plan("laptop", None, 1.0)
+    figure = next(f for f in kernel.summarise([], "laptop").figures if "growth" in f.file)
+    found = []
+    for workers in (1, 2):
+        folder = RunFolder(tmp_path / str(workers))
+        with Pictures.drawn(plan, folder, workers) as pictures:
+            pictures.of_experiment(kernel, figure)
+            pictures.of_paper("kernels-soe", folder.figures / "kernels-soe.png")
+        places = (folder.part("kernel") / figure.file, folder.figures / "kernels-soe.png")
+        found.append([place.read_bytes() for place in places])
+    assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Much of x on a CPU, a block of positions at a time: PyTorch's taps to the bit, and what returns."""
+"""Much of x on a CPU, a block of positions at a time: PyTorch's taps to the bit, gradients too."""
 
 import pytest
 import torch
