@@ -19,9 +19,10 @@ from vort.memories import (
     MemoryOutput,
     State,
 )
+from vort.memories.retention_memory import RetentionMemory
 from vort.memories.settings import settings_of
 from vort.ops.asked import Asked, linear_of_asked, norm_of_asked, pick
-from vort.ops.linear import Norm, gated_norm_linear, is_plain, products
+from vort.ops.linear import Norm, gated_norm_linear, is_bare, is_plain, is_watched, products
 from vort.ops.local_attention.local import LocalState, attend_locally
 from vort.ops.padding import Padding, pad_packed, present
 from vort.ops.rms_norm import rms_norm
@@ -385,6 +386,9 @@ class VortAttention(nn.Module):
         else:
             x = residual = x if piece.delta is None else x + piece.delta
             x = x if piece.norm is None else rms_norm(x, *piece.norm)
+            if piece.asked is not None and self._asks_alone():
+                heads = self._heads_of_asked(x, piece.asked)
+                return residual, x, heads, None if self.g_proj is None else self.g_proj(x), None
             parts = [projection(x) for projection in projections]
             gate = None if self.g_proj is None else self.g_proj(x)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
@@ -409,6 +413,28 @@ class VortAttention(nn.Module):
         if heads.state is not None:
             after["conv"] = heads.state
         return residual, x, heads, gate, along
+
+    def _asks_alone(self) -> bool:
+        """Whether the memory alone looks at queries, and wants no others than those asked for."""
+        if self.window or self.convolution is not None:
+            return False
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        known = isinstance(self.memory, RetentionMemory) and self.memory.takes_picked
+        known = known and all(type(norm) is RMSNorm and not is_watched(norm) for norm in norms)
+        return known and len(norms) != 1 and is_bare(self.q_proj)
+
+    def _heads_of_asked(self, x: Tensor, asked: Asked) -> Heads:
+        """`to_heads` with queries `[rows, H, D]` of some positions alone."""
+        q = linear_of_asked(pick(x, asked), self.q_proj.weight, asked)
+        k, v = (
+            p(x).unflatten(-1, (self.num_key_value_heads, -1)) for p in (self.k_proj, self.v_proj)
+        )
+        q = q.unflatten(-1, (self.num_heads, -1))
+        if self.q_norm is not None and self.k_norm is not None:
+            eps = 1e-6 if self.q_norm.eps is None else self.q_norm.eps
+            q = norm_of_asked(q, self.q_norm.weight, eps, asked)
+            k = rms_norm(k, self.k_norm.weight, eps)
+        return Heads(q, k, v, q, k, v, None)
 
     def _attend(
         self, heads: Heads, piece: _Piece, before: State | None, after: dict[str, Tensor]

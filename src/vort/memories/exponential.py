@@ -83,5 +83,5 @@ def _one_scale(gates: Gates, inputs: MemoryInputs, log_decay: Tensor) -> Routing
     """Every token writes 1, or its gate, to one scale."""
     gate, _ = gates(inputs.hidden_states)
     if gate is None:
-        gate = log_decay.new_ones(inputs.q.shape[:3])
+        gate = log_decay.new_ones(inputs.positions)
     return Routing(gate.unsqueeze(-1), log_decay, None, None)

@@ -68,9 +68,14 @@ class MemoryInputs:
     part: Any = None
     asked: Asked | None = None
 
+    @property
+    def positions(self) -> tuple[int, int, int]:
+        """B, T and H, whether queries are those of all positions or of some."""
+        return *self.k.shape[:2], self.q.shape[-2]
+
     def with_all_heads(self) -> "MemoryInputs":
         """The same with keys and values repeated for every query head."""
-        repeats = self.q.shape[2] // self.k.shape[2]
+        repeats = self.positions[2] // self.k.shape[2]
         if repeats == 1:
             return self
         k, v = (x.repeat_interleave(repeats, 2) for x in (self.k, self.v))

@@ -78,7 +78,7 @@ class MixtureMemory(RetentionMemory):
     def route(self, inputs: MemoryInputs) -> Routing:
         """Every token writes the learned weights, times its gate and its gain."""
         gate, read = self.gates(inputs.hidden_states, inputs.asked)
-        write = widen(self.log_weight).exp().expand(*inputs.q.shape[:3], self.num_scales)
+        write = widen(self.log_weight).exp().expand(*inputs.positions, self.num_scales)
         if gate is not None:
             write = write * gate.unsqueeze(-1)
         if self.gate_gain is not None:

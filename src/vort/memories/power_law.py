@@ -63,13 +63,11 @@ class UniformPowerLawMemory(RetentionMemory):
         """Every token writes the weights of the one order, times its gate."""
         order = self.order()
         gate, read = self.gates(inputs.hidden_states, inputs.asked)
-        write = self.basis.weights(order, validate=False).expand(
-            *inputs.q.shape[:3], self.num_scales
-        )
+        write = self.basis.weights(order, validate=False).expand(*inputs.positions, self.num_scales)
         if gate is not None:
             write = write * gate.unsqueeze(-1)
         log_decay = self.basis.log_decay_on(order.device)
-        return Routing(write, log_decay, read, order.expand(inputs.q.shape[:3]))
+        return Routing(write, log_decay, read, order.expand(inputs.positions))
 
 
 class ExactPowerLawMemory(UniformPowerLawMemory):

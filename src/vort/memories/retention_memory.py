@@ -90,6 +90,19 @@ class RetentionMemory(Memory):
         known = type(self).forward is RetentionMemory.forward and alone and not watched
         return (query.weight, key.weight) if known else None
 
+    @property
+    def takes_picked(self) -> bool:
+        """Whether queries may come as those alone that are asked for, `[rows, H, D]`."""
+        kind, query = type(self), self.key_map if self.query_map is None else self.query_map
+        known = kind.forward is RetentionMemory.forward
+        known = known and kind._retrieve is RetentionMemory._retrieve
+        known = known and kind._map is RetentionMemory._map
+        # Whoever wrote a memory of their own may look at all queries.
+        known = known and kind.route.__module__.startswith("vort.memories.")
+        # A map that all heads share has a product of another shape.
+        apart = not isinstance(query, HedgehogFeatures) or query.num_heads is not None
+        return known and apart and not is_watched(self, query)
+
     @abstractmethod
     def route(self, inputs: MemoryInputs) -> Routing:
         """Who writes and reads how much of each scale."""

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.rms_norm import rms_norm
 
-__all__ = ["Asked", "linear_of_asked", "norm_of_asked", "pick"]
+__all__ = ["Asked", "heads_of_asked", "linear_of_asked", "norm_of_asked", "pick"]
 
 # Zeros that are kept for the next sum, of so many numbers or fewer: making them anew takes longer
 # than what is done with them.
@@ -87,6 +87,14 @@ class _Linear(NamedTuple):
     length: int
 
 
+class _Heads(NamedTuple):
+    x: Tensor
+    weight: Tensor
+    places: Tensor
+    batch: int
+    length: int
+
+
 class _Norm(NamedTuple):
     """x twice, as `vort.ops.rms_norm.block` has it, and for the same reason."""
 
@@ -112,6 +120,11 @@ def pick(x: Tensor, asked: Asked) -> Tensor:
 def linear_of_asked(x: Tensor, weight: Tensor, asked: Asked) -> Tensor:
     """X W^T for x `[rows, in]` of `pick` and weight `[out, in]`."""
     return _linear(_Linear(x, weight, *asked))[0]  # type: ignore[no-any-return]
+
+
+def heads_of_asked(x: Tensor, weight: Tensor, asked: Asked) -> Tensor:
+    """X W of each head by itself, for x `[rows, H, in]` of `pick` and weight `[H, in, out]`."""
+    return _heads(_Heads(x, weight, *asked))[0]  # type: ignore[no-any-return]
 
 
 def norm_of_asked(x: Tensor, weight: Tensor, eps: float, asked: Asked) -> Tensor:
@@ -151,6 +164,20 @@ def _linear_backward(given: _Linear, kept: Some, grads: Some, needs: Sequence[bo
     return dx, dweight
 
 
+def _heads_forward(given: _Heads) -> Tensors:
+    return (torch.einsum("...hd,hdm->...hm", given.x, given.weight),)
+
+
+def _heads_backward(given: _Heads, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    (dy,), asked = grads, Asked(*given[2:])
+    dx = torch.einsum("...hm,hdm->...hd", dy, given.weight) if needs[0] else None
+    dweight = None
+    if needs[1]:
+        with asked.lent(dy, "gradients") as dys, asked.lent(given.x, "inputs") as xs:
+            dweight = torch.bmm(xs.permute(1, 2, 0), dys.permute(1, 0, 2))
+    return dx, dweight
+
+
 def _norm_forward(given: _Norm) -> Tensors:
     return (rms_norm(given.x, given.weight, given.eps),)
 
@@ -186,6 +213,15 @@ _linear = custom_op(
     None,
     gradients=("x", "weight"),
     plain=_linear_forward,
+)
+_heads = custom_op(
+    "vort::heads_of_asked",
+    _Heads,
+    _heads_forward,
+    _heads_backward,
+    None,
+    gradients=("x", "weight"),
+    plain=_heads_forward,
 )
 _norm = custom_op(
     "vort::norm_of_asked",

@@ -71,9 +71,10 @@ class FeatureMap(nn.Module, ABC):
     def map_asked(self, x: Tensor, asked: Asked, *, normalized: bool) -> Tensor:
         """Return the features of queries `[B, T, H, head_dim]` that are asked for, `[rows, H, .]`.
 
+        x: of all, or of those that are asked for.
         normalized: whether a normaliser follows, see `map_query`.
         """
-        picked = pick(x, asked)
+        picked = x if x.ndim == 3 else pick(x, asked)
         features: Tensor = self.map_query(picked) if normalized else self(picked)
         return features
 

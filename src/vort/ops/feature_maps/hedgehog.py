@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from vort.ops.asked import Asked, pick
+from vort.ops.asked import Asked, heads_of_asked, pick
 
 from .base import FeatureMap, kernels_fit, without_autocast, working_dtype
 
@@ -92,7 +92,12 @@ class HedgehogFeatures(FeatureMap):
         """Picked where the product is there: the gradient of the weight is that of all."""
         self._check(x)
         with without_autocast(x):
-            return _softmaxes(pick(_logits(x, self.weight), asked)).to(x.dtype)
+            if x.ndim == 3:
+                dtype = working_dtype(x)
+                logits = heads_of_asked(x.to(dtype), self.weight.to(dtype), asked)
+            else:
+                logits = pick(_logits(x, self.weight), asked)
+            return _softmaxes(logits).to(x.dtype)
 
     def _check(self, x: Tensor) -> None:
         self.check_input(x)
