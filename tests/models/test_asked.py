@@ -101,6 +101,26 @@ def test_a_memory_that_knows_nothing_of_it_answers_for_all() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_queries_of_others_are_made_only_where_a_routing_of_ones_own_may_look_at_them(
+    own: bool,
+) -> None:
+    model = model_of("vort", **RECALL)
+    memory: Any = model.model.layers[-1].self_attn.memory
+    shapes: list[tuple[int, ...]] = []
+
+    class Own(type(memory)):  # type: ignore[misc]
+        def route(self, inputs: Any) -> Any:
+            shapes.append(inputs.q.shape[:-1])
+            return super().route(inputs)
+
+    if not own:
+        Own.route.__module__ = "vort.memories.vort"
+    memory.__class__ = Own
+    answers(model, places(), False)
+    assert shapes == [(BATCH, LENGTH, 1) if own else (32, 1)]
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

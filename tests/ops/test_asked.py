@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vort.ops import asked as module
-from vort.ops.asked import Asked, linear_of_asked, norm_of_asked, pick
+from vort.ops.asked import Asked, heads_of_asked, linear_of_asked, norm_of_asked, pick
 from vort.ops.rms_norm import rms_norm
 
 BATCH, LENGTH, SIZE = 3, 700, 24
@@ -43,6 +43,18 @@ def test_a_product_has_the_gradients_of_one_with_all_positions_to_the_bit(
         back = torch.randn(count, 18)
         rows = linear_of_asked(pick(x, asked), weight, asked)[:count]
         whole = F.linear(x, weight).flatten(0, 1)[asked.places]
+        assert torch.equal(rows, whole)
+        found, truth = (torch.autograd.grad(y, (x, weight), back) for y in (rows, whole))
+        assert all(map(torch.equal, found, truth))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_product_of_each_head_has_the_gradients_of_all_positions_to_the_bit(heads: int) -> None:
+    for count in (41, 50, 41):
+        asked, x, weight = some(count), leaf(BATCH, LENGTH, heads, SIZE), leaf(heads, SIZE, 16)
+        back = torch.randn(count, heads, 16)
+        rows = heads_of_asked(pick(x, asked), weight, asked)[:count]
+        whole = torch.einsum("...hd,hdm->...hm", x, weight).flatten(0, 1)[asked.places]
         assert torch.equal(rows, whole)
         found, truth = (torch.autograd.grad(y, (x, weight), back) for y in (rows, whole))
         assert all(map(torch.equal, found, truth))
