@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import t
 
 from vort.lab.experiments.experiment import Record, Summary
 from vort.lab.experiments.models import MODELS
@@ -179,6 +178,8 @@ def within_seed(
     test data would move the difference, and nothing of other weights: no verdict rests on it. None
     where there are several seeds, or no counts for each sequence. Its `count` is of sequences.
     """
+    from scipy.stats import t  # takes longer to load than most tables to make
+
     pairs = _pairs(ours, rival)
     if len(pairs) != 1 or table.score != "accuracy":
         return None
