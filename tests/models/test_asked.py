@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.memories.cases import NAMES
 from tests.models.cases import model_of, tokens
 from vort.memories.interface import MemoryOutput
+from vort.memories.retention_memory import without_queries
 from vort.models import VortConfig, VortForCausalLM
 from vort.models.block import VortBlock
 
@@ -115,7 +116,7 @@ def test_queries_of_others_are_made_only_where_a_routing_of_ones_own_may_look_at
             return super().route(inputs)
 
     if not own:
-        Own.route.__module__ = "vort.memories.vort"
+        without_queries(Own.route)
     memory.__class__ = Own
     answers(model, places(), False)
     assert shapes == [(BATCH, LENGTH, 1) if own else (32, 1)]

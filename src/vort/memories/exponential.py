@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from vort.memories.interface import MemoryInputs
-from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
+from vort.memories.retention_memory import (
+    Gates,
+    RetentionMemory,
+    Routing,
+    widen,
+    without_queries,
+)
 from vort.memories.settings import LayerSettings
 
 __all__ = ["ExponentialMemory", "LinearMemory"]
@@ -50,6 +56,7 @@ class ExponentialMemory(RetentionMemory):
         """One state for each head."""
         return 1
 
+    @without_queries
     def route(self, inputs: MemoryInputs) -> Routing:
         """Every token writes 1, or its gate."""
         return _one_scale(self.gates, inputs, -widen(self.log_rate).exp())
@@ -73,6 +80,7 @@ class LinearMemory(RetentionMemory):
         """One state for each head."""
         return 1
 
+    @without_queries
     def route(self, inputs: MemoryInputs) -> Routing:
         """Every token writes 1, or its gate, for good."""
         dtype = widen(inputs.hidden_states[:0]).dtype

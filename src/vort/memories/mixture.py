@@ -13,6 +13,7 @@ from vort.memories.retention_memory import (
     RetentionMemory,
     Routing,
     widen,
+    without_queries,
 )
 from vort.memories.settings import LayerSettings
 from vort.memories.vort import fit_basis
@@ -75,6 +76,7 @@ class MixtureMemory(RetentionMemory):
         """One state for each rate."""
         return self.log_rate.shape[1]
 
+    @without_queries
     def route(self, inputs: MemoryInputs) -> Routing:
         """Every token writes the learned weights, times its gate and its gain."""
         gate, read = self.gates(inputs.hidden_states, inputs.asked)

@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 from vort.fractional.gl import gl_kernel
 from vort.memories.interface import MemoryInputs, MemoryOutput, State
-from vort.memories.retention_memory import Gates, RetentionMemory, Routing, widen
+from vort.memories.retention_memory import (
+    Gates,
+    RetentionMemory,
+    Routing,
+    widen,
+    without_queries,
+)
 from vort.memories.settings import LayerSettings
 from vort.memories.vort import fit_basis, starting_shares
 from vort.ops.retention import exact_retention_with_kernel
@@ -59,6 +65,7 @@ class UniformPowerLawMemory(RetentionMemory):
         low = self.basis.order_min
         return low + (1 - low) * torch.sigmoid(widen(self.order_logit))
 
+    @without_queries
     def route(self, inputs: MemoryInputs) -> Routing:
         """Every token writes the weights of the one order, times its gate."""
         order = self.order()

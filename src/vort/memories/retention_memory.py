@@ -1,8 +1,9 @@
 """Memories that are one call of `retention`: feature map, routing, gates, padding, state."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,22 @@ __all__ = [
     "SpreadReading",
     "feature_maps",
     "widen",
+    "without_queries",
 ]
+
+_Route = TypeVar("_Route", bound=Callable[..., Any])
 
 # Features of either sign bring the normaliser near zero and need more than the op's default.
 EPS_SIGNED = 1e-6
+
+
+def without_queries(route: _Route) -> _Route:
+    """Mark a `RetentionMemory.route` that looks at no query: some of them alone may then be made.
+
+    One that overrides it is not marked, and sees all.
+    """
+    route.without_queries = True  # type: ignore[attr-defined]
+    return route
 
 
 class Routing(NamedTuple):
@@ -97,8 +110,7 @@ class RetentionMemory(Memory):
         known = kind.forward is RetentionMemory.forward
         known = known and kind._retrieve is RetentionMemory._retrieve
         known = known and kind._map is RetentionMemory._map
-        # Whoever wrote a memory of their own may look at all queries.
-        known = known and kind.route.__module__.startswith("vort.memories.")
+        known = known and getattr(kind.route, "without_queries", False)
         # A map that all heads share has a product of another shape.
         apart = not isinstance(query, HedgehogFeatures) or query.num_heads is not None
         return known and apart and not is_watched(self, query)

@@ -17,6 +17,7 @@ from vort.memories.retention_memory import (
     Routing,
     SpreadReading,
     widen,
+    without_queries,
 )
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.asked import Asked
@@ -52,6 +53,7 @@ class VortMemory(RetentionMemory):
         """Whether the router sees the entropy of local attention."""
         return self.router.use_entropy
 
+    @without_queries
     def route(self, inputs: MemoryInputs) -> Routing:
         """Write and read weights from the order of each token (eq. routing)."""
         if inputs.along is not None:
