@@ -1,7 +1,9 @@
 """Processes that work side by side are forks of one that has loaded what they need."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,40 @@ def test_a_process_has_what_the_one_it_comes_from_has_loaded(tmp_path: Path) -> 
     (first, parent), (second, same) = (line.split() for line in run.stdout.splitlines())
     assert first == second == "True"
     assert parent == same
+
+
+WORKER = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from vort.lab.processes import end_with_parent, processes
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(1, processes(())[0], end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="asks for a process by its number")
+def test_a_worker_ends_when_the_command_has_been_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WORKER)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        worker = int(command.stdout.readline())
+        command.kill()
+    last = time.monotonic() + 60
+    while _runs(worker) and time.monotonic() < last:
+        time.sleep(0.1)
+    assert not _runs(worker)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{process}/stat")
+    # One that has ended, and nobody has asked how, is still listed.
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"

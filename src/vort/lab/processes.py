@@ -7,12 +7,13 @@ command itself still loads its own. It is a file of its own because it must be t
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CELLS", "begin_loading", "processes"]
+__all__ = ["CELLS", "begin_loading", "end_with_parent", "processes"]
 
 # What the work of cells needs.
 CELLS = ("vort.lab.experiments.run", "vort.models", "accelerate")
@@ -44,3 +45,19 @@ def processes(modules: Sequence[str] = CELLS) -> tuple[Any, bool]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     return context, True
+
+
+def end_with_parent() -> None:
+    """Called in a worker: end when the command has gone, however it went.
+
+    Nobody would take what it finds, and it would have a core for as long as that lasts.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()

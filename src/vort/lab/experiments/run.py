@@ -31,7 +31,7 @@ from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind,
 from vort.lab.experiments.models import build_model
 from vort.lab.experiments.reading import read_on
 from vort.lab.experiments.search import chosen_in
-from vort.lab.processes import processes
+from vort.lab.processes import end_with_parent, processes
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
@@ -243,6 +243,7 @@ _cores = os.cpu_count() or 1
 def _prepare(cores: int) -> None:
     global _cores
     _cores = cores
+    end_with_parent()
     torch.set_num_threads(cores)
     keep_memory()
     keep_batches(_ROOM)
