@@ -30,7 +30,9 @@ class Inputs(NamedTuple):
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether it is worth it, and known to be the same: much of x, dense, in float32."""
-    if x.device.type != "cpu" or x.numel() < FEWEST or traced(x) or x.shape[1] < weight.shape[1]:
+    if x.device.type != "cpu" or traced(x):  # first: a graph for all lengths may ask for none
+        return False
+    if x.numel() < FEWEST or x.shape[1] < weight.shape[1]:
         return False
     return x.dtype == weight.dtype == torch.float32 and x.is_contiguous()
 
