@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LAB := $(VENV)/.lab
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what it loads, once, which is a small part of what is installed.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+export PYTHONDONTWRITEBYTECODE :=
 WORKERS ?= 2
 # Each worker has half of the files, and what a file shares is made once; who is done first helps.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -28,19 +30,17 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(NEW_VENV)
-	$(INSTALL) torch
-	$(INSTALL) -e '.[hf,lab,dev]'
-	@test ! -e $(LAB) || $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
+	$(INSTALL) torch -e '.[hf,lab,dev]'
 	@touch $(LAB) $(STAMP)
 
-# What a reproduction needs, and no more: a third of it all. Python compiles what it loads, once.
+# What a reproduction needs, and no more: a third of it all.
 $(LAB): pyproject.toml constraints.txt
 	$(NEW_VENV)
-	$(INSTALL) --no-compile torch -e '.[lab]'
+	$(INSTALL) torch -e '.[lab]'
 	@touch $(LAB)
 
 reproduce: $(LAB)  ## redo the paper's claims at laptop size; ends with a table and reports/
-	PYTHONDONTWRITEBYTECODE= $(BIN)/vort reproduce
+	$(BIN)/vort reproduce
 
 test: $(STAMP)  ## the tests that run in minutes on two cores
 	$(PYTEST) -m "not slow"
