@@ -173,24 +173,25 @@ def test_features_that_are_softmaxes_are_known_by_their_numbers() -> None:
     assert logits_of(-softmaxes(logits)) is None
 
 
-def test_large_pages_have_coarser_steps_and_say_so() -> None:
+def large_and_small(feature_map: str) -> tuple[str, str]:
+    """The page of a text as it is, and where it has hardly any room."""
     text = "some text " * 30
-    _, view = view_of(text, feature_map="hedgehog")
+    _, view = view_of(text, feature_map=feature_map)
     source = LensText(text, [(i, i + 1) for i in range(len(text))])
     large = lens_page(source, view, title="t", about={})
     small = lens_page(source, view, title="t", about={}, limit_bytes=1000)
     assert len(small) < len(large)
+    return large, small
+
+
+def test_large_pages_have_coarser_steps_and_say_so() -> None:
+    large, small = large_and_small("hedgehog")
     assert '"step":0.005,' in large
     assert '"step":0.64,' in small
 
 
 def test_large_pages_of_other_features_fall_back_to_eight_bits_and_say_so() -> None:
-    text = "some text " * 30
-    _, view = view_of(text, feature_map="favor")
-    source = LensText(text, [(i, i + 1) for i in range(len(text))])
-    large = lens_page(source, view, title="t", about={})
-    small = lens_page(source, view, title="t", about={}, limit_bytes=1000)
-    assert len(small) < len(large)
+    large, small = large_and_small("favor")
     assert '"bits":8' in small
     assert '"bits":12' in large
     assert '"turned":true' not in small
