@@ -140,6 +140,41 @@ def test_what_changes_is_recorded_anew_or_computed_as_usual() -> None:
 
 
 @pytest.mark.gpu
+def test_several_shapes_have_a_recording_each() -> None:
+    """Mixed, in one memory, with weights that change: as the plain run goes."""
+    one = model().cuda()
+    two = copy.deepcopy(one)
+    step = RecordedStep(one)
+    optimizers = [torch.optim.AdamW(x.parameters(), lr=1e-3, fused=True) for x in (one, two)]
+    for number in range(40):
+        given = batch((64, 48, 16, 80)[number % 4], "cuda", number)
+        loss, plain = step(given), two(**given).loss
+        plain.backward()
+        assert loss.item() == pytest.approx(plain.item(), rel=1e-3)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(step._recordings) == 4
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_no_more_shapes_are_recorded_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vort.models import training
+
+    monkeypatch.setattr(training, "MOST", 2)
+    subject = model().cuda()
+    step = RecordedStep(subject)
+    for number in range(30):
+        step(batch((64, 48, 16)[number % 3], "cuda", number))
+        subject.zero_grad()
+    assert len(step._recordings) == 2
+
+
+@pytest.mark.gpu
 def test_a_step_that_looks_at_numbers_is_computed_as_usual() -> None:
     layer = nn.Linear(4, 1).cuda()
 

@@ -1,4 +1,4 @@
-"""Forward and backward of a loss as one CUDA graph, replayed for batches of one shape.
+"""Forward and backward of a loss as one CUDA graph for each shape of a batch, replayed.
 
 A small model, or a small batch of a large one, keeps a GPU busy for a fraction of the time that the
 host takes to launch its kernels. A training step is the same launches for every batch of a shape:
@@ -7,6 +7,7 @@ recorded once, they cost the host one call.
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +20,14 @@ __all__ = ["RecordedStep"]
 Batch = Mapping[str, Tensor]
 # Steps of a shape before it is recorded: kernels are compiled and tuned, workspaces are taken.
 BEFORE = 3
+# Shapes that are recorded: each keeps its gradients, and takes a moment to record.
+MOST = 16
 
 
 @dataclass
 class _Recording:
     """A graph, what it reads and what it writes."""
 
-    key: tuple[Any, ...]
     graph: Any
     batch: dict[str, Tensor]
     loss: Tensor
@@ -36,15 +38,15 @@ class RecordedStep:
     """Loss and gradients of a batch: on a GPU recorded once, from then on replayed.
 
     Call it in the place of `loss = model(**batch).loss; loss.backward()`. The first steps of a
-    shape are computed as usual; a shape that came several times in a row is recorded, and any other
-    computed as usual. Weights may change in place, as optimisers change them; what changes more (a
-    layer frozen, `eval()`, another autocast or horizon, weights put elsewhere) records anew. On a
-    CPU nothing is recorded.
+    shape are computed as usual; a shape that came several times is recorded, up to sixteen of them,
+    and any other computed as usual. Weights may change in place, as optimisers change them; what
+    changes more (a layer frozen, `eval()`, another autocast or horizon, weights put elsewhere)
+    records anew. On a CPU nothing is recorded.
 
     Gradients are written, not added: they must be gone (`optimizer.zero_grad()`) before the next
-    step. A recording keeps the memory of its step. Hooks are Python, which a replay does not call:
-    a model that has any is computed as usual. Those added after the recording are looked for on
-    the model itself alone.
+    step. Recordings keep the memory of the largest step, and gradients for each shape. Hooks are
+    Python, which a replay does not call: a model that has any is computed as usual. Those added
+    after the recording are looked for on the model itself alone.
 
     Args:
         model: whose parameters get gradients.
@@ -62,9 +64,10 @@ class RecordedStep:
     def __init__(self, model: nn.Module, loss: Callable[[Batch], Tensor] | None = None) -> None:
         self.model = model
         self.loss = self._of_model if loss is None else loss
-        self._recording: _Recording | None = None
-        self._last: tuple[Any, ...] = ()
-        self._times = 0
+        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+        self._times: Counter[tuple[Any, ...]] = Counter()
+        self._setting: tuple[Any, ...] = ()
+        self._pool: Any = None
         self._never = False
         self._stream: torch.cuda.Stream | None = None
 
@@ -86,16 +89,19 @@ class RecordedStep:
                 "a recorded step writes gradients and adds to none: "
                 "call optimizer.zero_grad() (set_to_none=True, the default) before it"
             )
-        key = self._key(given, parameters)
-        known = self._recording
-        if known is not None and known.key == key and not _is_hooked(self.model):
+        setting = self._settings(parameters)
+        if setting != self._setting:
+            self._forget()
+            self._setting = setting
+        shape = tuple((name, x.shape, x.dtype, x.device) for name, x in given.items())
+        known = self._recordings.get(shape)
+        if known is not None and not _is_hooked(self.model):
             return self._replay(known, given, parameters)
-        self._times = self._times + 1 if key == self._last else 1
-        self._last = key
-        if self._times > BEFORE and not self._never and self._may_record(given):
-            recording = self._record(key, given, parameters)
+        self._times[shape] += 1
+        if self._times[shape] > BEFORE and self._may_record(given):
+            recording = self._record(given, parameters)
             if recording is not None:
-                self._recording = recording
+                self._recordings[shape] = recording
                 return self._replay(recording, given, parameters)
         return self._compute(given)
 
@@ -118,17 +124,24 @@ class RecordedStep:
     @property
     def recorded(self) -> bool:
         """Whether there is a recording."""
-        return self._recording is not None
+        return bool(self._recordings)
 
-    def _key(self, batch: Batch, parameters: list[nn.Parameter]) -> tuple[Any, ...]:
-        """All that a recording depends on, but for numbers."""
-        shapes = [(name, x.shape, x.dtype, x.device) for name, x in batch.items()]
+    def _forget(self) -> None:
+        """Give back what recordings keep."""
+        self._recordings.clear()
+        self._times.clear()
+        self._pool = None
+
+    def _settings(self, parameters: list[nn.Parameter]) -> tuple[Any, ...]:
+        """All that recordings depend on, but for batches and the numbers of weights."""
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         places = [p.data_ptr() for p in parameters]
         horizon = getattr(getattr(self.model, "config", None), "horizon", None)
-        return (*shapes, self.model.training, horizon, *autocast, *places)
+        return (self.model.training, horizon, *autocast, *places)
 
     def _may_record(self, batch: Batch) -> bool:
+        if self._never or len(self._recordings) >= MOST:
+            return False
         if not batch or not all(x.is_cuda for x in batch.values()):
             return False
         if not torch.is_grad_enabled() or torch.cuda.is_current_stream_capturing():
@@ -137,18 +150,17 @@ class RecordedStep:
         alone = not distributed or torch.distributed.get_world_size() == 1
         return alone and not _is_hooked(*self.model.modules())
 
-    def _record(
-        self, key: tuple[Any, ...], batch: Batch, parameters: list[nn.Parameter]
-    ) -> _Recording | None:
+    def _record(self, batch: Batch, parameters: list[nn.Parameter]) -> _Recording | None:
         """The step of this shape as a graph; None, and a warning, where it cannot be one."""
-        # What the steps before left in the allocator is of no use to a graph's own memory.
-        self._recording = None
+        # What the steps before left in the allocator is of no use to a graph's own memory. That
+        # is one for all: no two are replayed at once, and what is read afterwards is held.
         gc.collect()
         torch.cuda.empty_cache()
+        self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         inputs = {name: x.clone() for name, x in batch.items()}
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 loss = _backward(self.loss(inputs))
         except RuntimeError as problem:
             self._never = True
@@ -160,7 +172,7 @@ class RecordedStep:
             )
             return None
         grads = [p.grad for p in parameters]
-        return _Recording(key, graph, inputs, loss, grads)
+        return _Recording(graph, inputs, loss, grads)
 
     def _replay(
         self, recording: _Recording, batch: Batch, parameters: list[nn.Parameter]

@@ -6,10 +6,12 @@ from dataclasses import fields
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.lab.training.tiny import TASK
 from vort.lab.tasks import IGNORED, Batch, Split
-from vort.lab.training.data import Pieces, compact, keep_batches, load, step_indices
+from vort.lab.training.data import Pieces, compact, fill_up, keep_batches, load, step_indices
+from vort.lab.training.scorer import Scorer
 
 
 @given(size=st.integers(1, 30), batch=st.integers(1, 12), seed=st.integers(0, 99))
@@ -85,3 +87,34 @@ def test_batches_that_are_kept_are_drawn_once_as_long_as_there_is_room() -> None
                 assert all(torch.equal(one[name], other[name]) for name in one)
     finally:
         keep_batches(0)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_batches_that_are_filled_up_have_few_shapes_and_the_same_loss() -> None:
+    """What fills them up is asked for once, answered by nothing, and changes no gradient."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(40, 8), nn.Linear(8, 5))
+    scorer = Scorer(model, 5)
+    shapes = set()
+    for count in (1, 5, 8, 9, 13, 31, 60):
+        labels = torch.full((4, 15), IGNORED)
+        places = torch.randperm(60)[:count]
+        labels.view(-1)[places] = torch.randint(5, (count,))
+        tokens, zeros = torch.randint(40, (4, 15)), torch.zeros(4, 15)
+        batch: Batch = {"input_ids": tokens, "labels": labels, "buckets": zeros, "sources": zeros}
+        plain = compact(batch)
+        filled = fill_up(plain)
+        shapes.add(len(filled["positions"]))
+        assert len(filled["positions"].unique()) == len(filled["targets"])
+        found = []
+        for each in (plain, filled):
+            model.zero_grad()
+            loss = scorer(each)["loss"]
+            loss.backward()
+            found.append([loss.detach(), *gradients(model)])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+    assert shapes == {1, 8, 16, 32, 60}

@@ -310,7 +310,8 @@ def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
     task = make_task(**cell.task)
     model = build_model(task, cell.config, cell.seed)
     config = TrainingConfig(**cell.training, seed=cell.seed, progress=False)
-    config = replace(config, workers=data_workers(config.workers))
+    # On a GPU that several cells share, it is the host that they wait for.
+    config = replace(config, workers=data_workers(config.workers), record_steps=True)
     scratch = folder.checkpoints(cell)
     # The test split is scored below, by finer classes of lag.
     base = replace(config, test_sequences=0)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vort.lab.tasks import IGNORED, Batch, Split, Task
 
-__all__ = ["Pieces", "compact", "keep_batches", "load", "step_indices"]
+__all__ = ["Pieces", "compact", "fill_up", "keep_batches", "load", "step_indices"]
 
 
 def step_indices(step: int, batch_size: int, size: int | None, seed: int) -> list[int]:
@@ -84,6 +84,30 @@ def compact(batch: Batch) -> dict[str, Tensor]:
     return found
 
 
+def fill_up(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A compact batch whose N is a power of two, or all positions: few shapes where N varies.
+
+    What it is filled up with are positions that nobody asks for, and no targets.
+
+    >>> batch = compact({"input_ids": torch.zeros(1, 9), "buckets": torch.zeros(1, 9),
+    ...                  "labels": torch.tensor([[IGNORED, 5, 6, IGNORED, 7, *[IGNORED] * 4]])})
+    >>> fill_up(batch)["positions"], fill_up(batch)["targets"].tolist()
+    (tensor([1, 2, 4, 0]), [5, 6, 7, -100])
+    """
+    positions, count = batch["positions"], batch["input_ids"].numel()
+    more = min(1 << max(len(positions) - 1, 0).bit_length(), count) - len(positions)
+    if not more:
+        return batch
+    free = torch.ones(count, dtype=torch.bool)
+    free[positions] = False
+    fillers = {
+        "positions": free.nonzero().squeeze(1)[:more],
+        "targets": torch.full((more,), IGNORED),
+        "buckets": torch.full((more,), -1),
+    }
+    return batch | {name: torch.cat([batch[name], x]) for name, x in fillers.items()}
+
+
 class _Kept:
     """Batches that were drawn before, the last of them, in so many bytes; see `keep_batches`."""
 
@@ -125,14 +149,15 @@ def _bytes(batch: dict[str, Tensor]) -> int:
 class _Batches(Dataset[dict[str, Tensor]]):
     """Batches of a task by number."""
 
-    def __init__(self, task: Task, split: Split, groups: Sequence[list[int]]) -> None:
-        self.task, self.split, self.groups = task, split, groups
+    def __init__(self, task: Task, split: Split, groups: Sequence[list[int]], filled: bool) -> None:
+        self.task, self.split, self.groups, self.filled = task, split, groups, filled
 
     def __len__(self) -> int:
         return len(self.groups)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        return _kept.batch(self.task, self.split, self.groups[number])
+        found = _kept.batch(self.task, self.split, self.groups[number])
+        return fill_up(found) if self.filled else found
 
 
 def load(
@@ -141,10 +166,11 @@ def load(
     groups: Sequence[list[int]],
     device: torch.device,
     workers: int = 0,
+    filled: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
-    """Compact batches on the device, one for each group of indices."""
+    """Compact batches on the device, one for each group of indices; `filled`: see `fill_up`."""
     loader = DataLoader(
-        _Batches(task, split, groups),
+        _Batches(task, split, groups, filled),
         batch_size=None,
         num_workers=workers,
         pin_memory=device.type == "cuda",

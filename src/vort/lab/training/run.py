@@ -335,7 +335,8 @@ class Run:
             self.accelerator.num_processes,
             self.accelerator.process_index,
         )
-        return load(self.task, "train", pieces, self.accelerator.device, config.workers)
+        device, filled = self.accelerator.device, self.recorded is not None
+        return load(self.task, "train", pieces, device, config.workers, filled)
 
     def after_step(self, step: int, loss: Tensor, norm: Tensor, rate: float) -> None:
         """Record, evaluate and save, each when it is due."""
