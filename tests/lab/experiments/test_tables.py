@@ -64,7 +64,13 @@ def test_the_grid_at_the_size_of_the_paper_begins_with_what_matters() -> None:
     by_beta = {
         beta: {(c.model, c.seed) for c in pilot if c.tags["beta"] == beta} for beta in (1, 1.5, 2)
     }
-    assert by_beta[1] == {(row, seed) for row in PILOT_ROWS["paper"] for seed in range(3)}
+    closest = {model for model, seed in by_beta[1] if seed > 2}
+    assert len(closest) == 4
+    assert "vort" in closest
+    assert closest <= eight
+    further = {(row, seed) for row in closest for seed in (3, 4)}
+    three = {(row, seed) for row in PILOT_ROWS["paper"] for seed in range(3)}
+    assert by_beta[1] == three | further
     assert by_beta[1.5] == by_beta[2] == {(row, seed) for row in eight for seed in range(3)}
 
 
@@ -88,6 +94,14 @@ def test_results_under_several_conditions_are_not_mixed() -> None:
     assert [len(sheet.rows) for sheet in summary.sheets] == [len(PILOT_ROWS["paper"]), 8, 8]
     shown = {row[2].partition(" ")[0] for row in summary.sheets[0].rows}
     assert shown == {"90.0"}
+
+
+def test_seeds_that_were_added_after_a_look_are_said_to_be() -> None:
+    cells = EXPERIMENTS["pilot"].cells("paper", None)
+    for most, said in ((2, 0), (4, 1)):
+        records = [fake(cell, 0.5) for cell in cells if cell.seed <= most]
+        notes = EXPERIMENTS["pilot"].summarise(records, "paper").notes
+        assert sum("were added when three" in note for note in notes) == said
 
 
 def test_a_picture_of_many_rows_shows_those_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
