@@ -10,8 +10,10 @@ from tests.memories.cases import NAMES
 from tests.models.cases import model_of, tokens
 from vort.memories.interface import MemoryOutput
 from vort.memories.retention_memory import without_queries
-from vort.models import VortConfig, VortForCausalLM
+from vort.models import VortConfig, VortForCausalLM, modeling_vort
 from vort.models.block import VortBlock
+from vort.models.training import RecordedStep
+from vort.ops.asked import Asked
 
 BATCH, LENGTH = 2, 150
 # As the tables of recall have them, and all that a block may have besides.
@@ -34,17 +36,23 @@ def answers(model: Any, index: Tensor, whole: bool, **options: Any) -> tuple[Ten
     return found, [x.grad.clone() for x in model.parameters() if x.grad is not None]
 
 
-def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def spied(monkeypatch: pytest.MonkeyPatch, name: str = "of_asked") -> list[int]:
     """How many rows the last block was asked for, call by call."""
     seen: list[int] = []
-    of_asked = VortBlock.of_asked
+    called = getattr(VortBlock, name)
 
-    def spy(self: VortBlock, hidden: Tensor, asked: Any, entities: Any) -> Tensor:
-        seen.append(len(asked.places))
-        return of_asked(self, hidden, asked, entities)
+    def spy(self: VortBlock, *given: Any) -> Any:
+        seen.extend(len(x.places) for x in given if isinstance(x, Asked))
+        return called(self, *given)
 
-    monkeypatch.setattr(VortBlock, "of_asked", spy)
+    monkeypatch.setattr(VortBlock, name, spy)
     return seen
+
+
+def picked_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As on a GPU: rows are picked after the memory. How many, call by call."""
+    monkeypatch.setattr(modeling_vort, "_picks_late", lambda hidden: True)
+    return spied(monkeypatch, "of_rows")
 
 
 @pytest.mark.parametrize("kind", [*NAMES, "paper"])
@@ -67,9 +75,54 @@ def test_a_table_of_recall_trains_to_the_same_bits(kind: str, more: dict[str, An
     assert all(map(torch.equal, found[1], expected[1]))
 
 
+@pytest.mark.parametrize("kind", [*NAMES, "paper"])
+@pytest.mark.parametrize("more", [{}, {"output_gate": False, **RECALL}])
+def test_rows_picked_after_the_memory_are_those_among_all(
+    kind: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = picked_late(monkeypatch)
+    model = model_of(kind, **more).train()
+    found, expected = (answers(model, places(), whole) for whole in (False, True))
+    assert seen == [25]
+    assert found[0].shape == (25, 32)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    for one, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+    with torch.no_grad():
+        again = model.eval().model(tokens(BATCH, LENGTH), use_cache=False, asked=places())[0]
+    torch.testing.assert_close(again, expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_rows_picked_after_the_memory_know_of_entities(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = picked_late(monkeypatch)
+    model = model_of(use_entity=True).train()
+    entities = (torch.arange(BATCH * LENGTH).view(BATCH, LENGTH) % 3 == 0).long()
+    found, expected = (answers(model, places(), w, entity_mask=entities) for w in (False, True))
+    assert seen == [25]
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    assert (found[0] - answers(model, places(), False)[0]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    "part", ["input_layernorm", "self_attn.g_proj", "self_attn.norm", "mlp.down_proj", "self_attn"]
+)
+def test_who_watches_a_part_sees_all_positions_where_rows_are_picked(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = picked_late(monkeypatch)
+    model = model_of(output_gate=True).train()
+    shapes: list[torch.Size] = []
+    watch: Any = lambda module, given, output: shapes.append(given[0].shape)  # noqa: E731
+    model.model.layers[-1].get_submodule(part).register_forward_hook(watch)
+    answers(model, places(), False)
+    assert seen == []
+    assert [shape[:2] for shape in shapes] == [(BATCH, LENGTH)]
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("why", ["mask", "hook", "bias", "states", "checkpoints"])
 def test_where_a_block_must_see_all_positions_it_does(
-    why: str, monkeypatch: pytest.MonkeyPatch
+    why: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(attention_bias=why == "bias").train()
     options: dict[str, Any] = {"output_hidden_states": True} if why == "states" else {}
@@ -81,7 +134,7 @@ def test_where_a_block_must_see_all_positions_it_does(
         model.model.layers[-1].mlp.register_forward_hook(watch)
     if why == "checkpoints":
         model.gradient_checkpointing_enable()
-    seen = spied(monkeypatch)
+    seen = picked_late(monkeypatch) if late else spied(monkeypatch)
     found, expected = (answers(model, places(), whole, **options) for whole in (False, True))
     assert seen == []
     assert all(shape[:2] == (BATCH, LENGTH) for shape in shapes)
@@ -139,3 +192,71 @@ def test_what_are_no_places_is_refused(asked: Tensor, message: str) -> None:
         model.model(tokens, asked=asked)
     with pytest.raises(TypeError, match="asked is for the model without its head"):
         model(tokens, asked=asked)
+
+
+GPU_KINDS = ["vort", "mixture", "gla", "none"]
+
+
+def loss_on_gpu(model: Any, batch: Any, whole: bool) -> Tensor:
+    """Of hidden states at `batch["places"]`, by way of all of them or not."""
+    ids, index = batch["ids"], batch["places"]
+    if whole:
+        found = model.model(ids, use_cache=False)[0].flatten(0, 1)[index]
+    else:
+        found = model.model(ids, use_cache=False, asked=index)[0]
+    target = torch.linspace(-1, 1, found.shape[-1], device=found.device)
+    loss: Tensor = (found.float() * target).sin().mean()
+    return loss
+
+
+def on_gpu(seed: int, length: int = 1000, count: int = 48) -> dict[str, Tensor]:
+    order = torch.randperm(BATCH * length, generator=torch.Generator().manual_seed(seed))
+    return {"ids": tokens(BATCH, length, seed).cuda(), "places": order[:count].cuda()}
+
+
+def check_on_gpu(model: Any, loss: Tensor, batch: dict[str, Tensor], tolerance: float) -> None:
+    """The loss, and gradients that are there, against those by way of all positions."""
+    found = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+    model.zero_grad()
+    expected = loss_on_gpu(model, batch, True)
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
+    wanted = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
+    assert found.keys() == wanted.keys()
+    for name, x in wanted.items():
+        error = float((found[name] - x).norm() / x.norm().clamp(min=1e-6))
+        assert error < tolerance, f"{name} is off by {error:.1e}"
+    model.zero_grad()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", GPU_KINDS)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("more", [{}, {**RECALL, "num_attention_heads": 2}])
+def test_a_gpu_picks_rows_after_the_memory(
+    kind: str, half: bool, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = spied(monkeypatch, "of_rows")
+    model = model_of(kind, hidden_size=128, **more).train().cuda()
+    batch = on_gpu(0)
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        loss = loss_on_gpu(model, batch, False)
+        loss.backward()
+        check_on_gpu(model, loss, batch, 3e-2 if half else 1e-3)
+    assert seen == [48]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", GPU_KINDS)
+def test_a_recorded_step_may_be_asked_for_other_places(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = spied(monkeypatch, "of_rows")
+    model = model_of(kind, hidden_size=128, **RECALL).train().cuda()
+    step = RecordedStep(model, lambda batch: loss_on_gpu(model, batch, False))
+    with torch.autocast("cuda", torch.bfloat16):
+        for seed in range(7):
+            batch = on_gpu(seed)
+            check_on_gpu(model, step(batch), batch, 3e-2)
+    assert step.recorded
+    assert seen == [48] * 4  # three as usual and the recording: a replay calls nothing

@@ -36,7 +36,11 @@ _ARGUMENTS = ("attention_mask", "past_key_values", "use_cache", "cu_seqlens", "e
 
 
 class _Piece(NamedTuple):
-    """One call's tokens, as the parts of the layer need them."""
+    """One call's tokens, as the parts of the layer need them.
+
+    Positions alone whose output is wanted are `asked` where every part leaves out what it can of
+    the others, and `rows` where only what follows the memory does.
+    """
 
     hidden_states: Tensor
     entity: Tensor | None
@@ -47,10 +51,14 @@ class _Piece(NamedTuple):
     delta: Tensor | None
     norm: Norm | None
     asked: Asked | None = None
+    rows: Asked | None = None
 
 
 class _Mixed(NamedTuple):
-    """What a piece becomes: hidden states before their norm, output, state, orders."""
+    """What a piece becomes: hidden states before their norm, output, state, orders.
+
+    The first two of `_Piece.rows` alone where they are given, `[1, rows, hidden_size]`.
+    """
 
     hidden_states: Tensor
     output: Tensor
@@ -234,11 +242,15 @@ class VortAttention(nn.Module):
         delta: Tensor | None = None,
         output_orders: bool = False,
         part: Any = None,
+        rows: Asked | None = None,
     ) -> Any:
         """Hidden states + delta, then what `forward` returns for the norm of that.
 
         What else reads the sum should read the one that is returned: its gradients are added up
         where the norm's is made.
+
+        rows: positions whose sum and output alone are wanted, each `[1, rows, hidden_size]` as
+        `pick` has them; with a norm, of whole sequences from their start.
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
@@ -253,20 +265,21 @@ class VortAttention(nn.Module):
         residual = hidden_states
         if norm is not None and (attention_mask is not None or cu_seqlens is not None):
             hidden_states, first = norm(hidden_states), None
-        mask, rows = attention_mask, hidden_states
+        mask, x = attention_mask, hidden_states
         stateful = cu_seqlens is not None and past_key_values is not None
         if cu_seqlens is not None and stateful:
-            rows, mask = pad_packed(hidden_states, cu_seqlens)
+            x, mask = pad_packed(hidden_states, cu_seqlens)
             if entity_mask is not None:
                 entity_mask, _ = pad_packed(entity_mask, cu_seqlens)
-        padding = Padding.of(mask, *rows.shape[:2])
+        padding = Padding.of(mask, *x.shape[:2])
         if padding is not None:
-            rows = padding.align(rows)
+            x = padding.align(x)
             entity_mask = None if entity_mask is None else padding.align(entity_mask)
         single = length == 1 and padding is None and cu_seqlens is None
         in_place = single and use_cache and getattr(past_key_values, "in_place", False)
         packed = None if stateful else cu_seqlens
-        piece = _Piece(rows, entity_mask, padding, packed, use_cache, in_place, delta, first)
+        rest = (padding, packed, use_cache, in_place, delta, first)
+        piece = _Piece(x, entity_mask, *rest, rows=rows)
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
@@ -323,7 +336,11 @@ class VortAttention(nn.Module):
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
         join = self._join if piece.asked is None else partial(self._join_asked, piece.asked)
-        output = join(x, found.output, local, gate)
+        output = found.output
+        if piece.rows is not None:
+            residual, output = (_rows(t, piece.rows) for t in (residual, output))
+            local = None if local is None else _rows(local, piece.rows)
+        output = join(x, output, local, gate)
         if padding is not None:
             output = output.masked_fill(~padding.real[..., None], 0)
         return _Mixed(residual, output, after, found.order)
@@ -363,12 +380,16 @@ class VortAttention(nn.Module):
     def _project(
         self, piece: _Piece, before: State | None, after: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Heads, Tensor | None, Along | None]:
-        """Hidden states as they came, and normed; heads; output gate; what the memory asked for."""
+        """Hidden states as they came, and normed; heads; output gate; what the memory asked for.
+
+        The gate is that of `piece.rows`, where they are given.
+        """
         x, projections = piece.hidden_states, (self.q_proj, self.k_proj, self.v_proj)
         gate = along = None
+        gates_all = self.g_proj is not None and piece.rows is None
         if is_plain(x, *projections, self.g_proj):
             groups = [[p.weight for p in projections]]
-            if self.g_proj is not None:
+            if self.g_proj is not None and gates_all:
                 groups.append([self.g_proj.weight])
                 if x.shape[0] * x.shape[1] < FEW:
                     # A product of few rows takes as long as a launch: one for all.
@@ -379,7 +400,7 @@ class VortAttention(nn.Module):
             residual, x, first, *rest = products(x, *groups, delta=piece.delta, norm=piece.norm)
             if along is not None:
                 along = along._replace(product=rest.pop())
-            if self.g_proj is not None:
+            if self.g_proj is not None and gates_all:
                 size = self.g_proj.out_features
                 first, gate = (first, rest[0]) if rest else (first[..., :-size], first[..., -size:])
             parts = [first]
@@ -390,7 +411,9 @@ class VortAttention(nn.Module):
                 heads = self._heads_of_asked(x, piece.asked)
                 return residual, x, heads, None if self.g_proj is None else self.g_proj(x), None
             parts = [projection(x) for projection in projections]
-            gate = None if self.g_proj is None else self.g_proj(x)
+            gate = self.g_proj(x) if self.g_proj is not None and gates_all else None
+        if self.g_proj is not None and piece.rows is not None:
+            gate = self.g_proj(_rows(x, piece.rows))
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         conv = self.convolution
         heads = to_heads(
@@ -459,6 +482,11 @@ class VortAttention(nn.Module):
         if state is not None:
             after.update({f"local.{name}": value for name, value in state._asdict().items()})
         return output, entropy
+
+
+def _rows(x: Tensor, asked: Asked) -> Tensor:
+    """What `pick` picks, `[1, rows, ...]`: as a single sequence of these positions."""
+    return pick(x, asked).unsqueeze(0)
 
 
 def _below(state: State, prefix: str) -> dict[str, Tensor]:

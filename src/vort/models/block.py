@@ -69,6 +69,12 @@ class VortBlock(GradientCheckpointingLayer):
         projections = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         return are_bare(*norms) and all(is_bare(each) for each in projections)
 
+    def takes_rows(self) -> bool:
+        """Whether `of_rows` does what `forward` would."""
+        gate = self.self_attn.g_proj
+        bare = are_bare(self.input_layernorm) and (gate is None or is_bare(gate))
+        return bare and self.takes_asked()
+
     def of_asked(self, hidden_states: Tensor, asked: Asked, entity_mask: Tensor | None) -> Tensor:
         """`forward` for some positions alone: `[rows, hidden_size]`, see `vort.ops.asked`."""
         attention, norm = self.self_attn, self.post_attention_layernorm
@@ -76,6 +82,24 @@ class VortBlock(GradientCheckpointingLayer):
         hidden_states = pick(hidden_states, asked) + mixed
         normed = norm_of_asked(hidden_states, *norm.fused(), asked)
         return hidden_states + self.mlp.of_asked(normed, asked)
+
+    def of_rows(
+        self,
+        hidden_states: Tensor,
+        delta: Tensor | None,
+        asked: Asked,
+        entity_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """`deferred` for some positions alone: hidden states and delta, `[1, rows, hidden_size]`.
+
+        All that looks at other positions, up to the memory, is computed of all, as kernels do it at
+        their best; what follows, of these alone.
+        """
+        attention, norm = self.self_attn, self.input_layernorm
+        rows, mixed, _ = attention.after_norm(
+            norm, hidden_states, entity_mask=entity_mask, delta=delta, rows=asked
+        )
+        return self.mlp.after_norm(self.post_attention_layernorm, rows, mixed)
 
     def _step(
         self,

@@ -228,8 +228,9 @@ class VortModel(VortPreTrainedModel):
                 memory, a window and a convolution of its own (`DataCollatorWithFlattening`).
             seq_idx: `[B, T]`, the number of each token's sequence, for packed ones too.
             asked: `[N]`, flat places b T + t of the only positions whose hidden states are wanted,
-                each once: they come as `[N, hidden_size]`. On a CPU the last block then leaves
-                out what the others would need, with the same result and the same gradients.
+                each once: they come as `[N, hidden_size]`. The last block then leaves out what
+                the others would need: on a CPU all of it, with the same result and the same
+                gradients; on a GPU what follows the memory, the same but for rounding.
             **kwargs: other names of the same, cu_seq_lens_q and cu_seq_lens_k, max_length_q and
                 max_length_k; what callers of other models send and needs no answer; no others.
         """
@@ -320,14 +321,18 @@ class VortModel(VortPreTrainedModel):
         )
 
     def _answers(self, hidden: Tensor, options: dict[str, Any], keep: bool) -> bool:
-        """Whether the last block may be asked for some positions alone: whole sequences, a CPU."""
+        """Whether the last block may be asked for some positions alone, of whole sequences."""
         other = any(x is not None and x is not False for k, x in options.items() if k != _ENTITIES)
         if other or keep or (self.gradient_checkpointing and self.training) or not self.layers:
             return False
-        plain = hidden.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        plain = plain and not traced(hidden) and not transformed()
         last: Any = self.layers[-1]
-        return plain and are_bare(self.norm) and type(last) is VortBlock and last.takes_asked()
+        known = are_bare(self.norm) and type(last) is VortBlock
+        if not known or traced(hidden) or transformed():
+            return False
+        if _picks_late(hidden):
+            return last.takes_rows()  # type: ignore[no-any-return]
+        plain = hidden.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        return plain and last.takes_asked()
 
     def _through(
         self, hidden: Tensor, options: dict[str, Any], keep: bool, asked: Asked | None = None
@@ -350,8 +355,11 @@ class VortModel(VortPreTrainedModel):
             else:
                 hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
             orders.append(order)
+        last: Any = self.layers[-1] if asked is not None else None
+        if asked is not None and _picks_late(hidden):
+            rows, delta = last.of_rows(hidden, delta, asked, options[_ENTITIES])
+            return products(rows, delta=delta, norm=self.norm.fused())[1][0], states, orders
         if asked is not None:
-            last: Any = self.layers[-1]
             hidden = last.of_asked(hidden, asked, options[_ENTITIES])
             return norm_of_asked(hidden, *self.norm.fused(), asked), states, orders
         if delta is None:
@@ -670,6 +678,11 @@ def _leaves_to_kernels(hidden: Tensor) -> bool:
     # the flag itself: before torch 2.13 `is_exporting()` says yes to torch.compile as well
     exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     return torch.compiler.is_compiling() and not exporting and hidden.is_cuda and has_triton()
+
+
+def _picks_late(hidden: Tensor) -> bool:
+    """Whether positions asked for are picked after the memory: kernels are quick for all."""
+    return hidden.device.type == "cuda"
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:

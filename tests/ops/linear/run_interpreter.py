@@ -78,6 +78,32 @@ def a_model_of_kernels_equals_one_without() -> None:
         assert (gradient - truth[name]).norm() <= 3e-5 * truth[name].norm() + 1e-7, name
 
 
+def rows_picked_after_the_memory_equal_those_among_all() -> None:
+    """Hidden states asked for and all gradients, through the parts that a GPU takes."""
+    from vort.models import VortConfig, VortModel, modeling_vort
+
+    torch.manual_seed(0)
+    config = VortConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=1, sliding_window=3,
+        horizon=100, num_scales=2, intermediate_size=24, vocab_size=11, output_gate=True,
+    )  # fmt: skip
+    model = VortModel(config).train()
+    ids, asked = torch.randint(11, (1, 34)), torch.tensor([33, 3, 5])
+    found = []
+    late = mock.patch.object(modeling_vort, "_picks_late", return_value=True)
+    with kernels_everywhere(True), late:
+        for given in ({"asked": asked}, {}):
+            hidden = model(ids, use_cache=False, **given)[0]
+            hidden = hidden if given else hidden.flatten(0, 1)[asked]
+            (hidden * torch.linspace(-1, 1, 16)).sin().sum().backward()
+            found.append((hidden, {n: p.grad for n, p in model.named_parameters()}))
+            model.zero_grad()
+    (got, gradients), (wanted, truth) = found
+    assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+    for name, gradient in gradients.items():
+        assert (gradient - truth[name]).norm() <= 3e-5 * truth[name].norm() + 1e-7, name
+
+
 def _model(fused: bool) -> tuple[Tensor, tuple[Tensor, ...], dict[str, Tensor]]:
     from vort.models import VortConfig, VortForCausalLM
 
