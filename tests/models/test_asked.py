@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tests.memories.cases import NAMES
 from tests.models.cases import model_of, tokens
+from vort.memories import retention_memory
 from vort.memories.interface import MemoryOutput
 from vort.memories.retention_memory import without_queries
 from vort.models import VortConfig, VortForCausalLM, modeling_vort
@@ -91,6 +92,22 @@ def test_rows_picked_after_the_memory_are_those_among_all(
     with torch.no_grad():
         again = model.eval().model(tokens(BATCH, LENGTH), use_cache=False, asked=places())[0]
     torch.testing.assert_close(again, expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_retention_hears_which_rows_are_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    picked_late(monkeypatch)
+    heard: list[Any] = []
+    retention = retention_memory.retention
+
+    def spy(*given: Any, **options: Any) -> Any:
+        heard.append(options["asked"])
+        return retention(*given, **options)
+
+    monkeypatch.setattr(retention_memory, "retention", spy)
+    index = places()
+    answers(model_of("vort").train(), index, False)
+    assert [x is None for x in heard] == [True, False]  # of the last of two layers alone
+    assert heard[1] is index
 
 
 def test_rows_picked_after_the_memory_know_of_entities(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,7 +331,9 @@ class VortAttention(nn.Module):
         q, k, v = heads[:3]
         rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
         past = None if before is None else _below(before, "memory.")
-        inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
+        looked_at = None if piece.rows is None else piece.rows.places
+        options: Any = {"mapped": heads.mapped, "asked": piece.asked, "looked_at": looked_at}
+        inputs = MemoryInputs(x, q, k, v, *rest, **options)
         found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})

@@ -52,6 +52,8 @@ class MemoryInputs:
             stands before it is asked for the state that others' tokens left.
         asked: the positions whose output is wanted; a memory may give those alone, see
             `MemoryOutput`, or all.
+        looked_at: `[N]`, flat places b T + t of the only outputs that will be looked at: they are
+            wanted among all, of which a memory may leave the others 0.
     """
 
     hidden_states: Tensor
@@ -67,6 +69,7 @@ class MemoryInputs:
     mapped: bool = False
     part: Any = None
     asked: Asked | None = None
+    looked_at: Tensor | None = None
 
     @property
     def positions(self) -> tuple[int, int, int]:

@@ -229,6 +229,7 @@ class RetentionMemory(Memory):
             output_final_state=output_state,
             cu_seqlens=inputs.cu_seqlens,
             eps=self.eps,
+            asked=inputs.looked_at,
         )
         if after is None:
             return output, None

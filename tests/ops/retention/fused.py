@@ -16,7 +16,11 @@ from vort.ops.retention import RetentionState, retention
 
 @dataclass(frozen=True)
 class Case(NamedCase):
-    """One call of the op; `lengths` are packed sequences and replace batch and length."""
+    """One call of the op; `lengths` are packed sequences and replace batch and length.
+
+    asked: the only places whose output is looked at, runs from a first one up to an end; all, if
+    there are none.
+    """
 
     batch: int = 1
     length: int = 77
@@ -34,6 +38,11 @@ class Case(NamedCase):
     chunk_size: int | None = None
     fastest: float = 2.0
     fast_first: bool = False
+    asked: tuple[tuple[int, int], ...] = ()
+
+    def places(self, device: torch.device | str) -> Tensor | None:
+        places = [place for first, end in self.asked for place in range(first, end)]
+        return torch.tensor(places, device=device) if places else None
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, Tensor]:
@@ -112,15 +121,19 @@ def outputs_and_gradients(
     if case.lengths:
         ends = torch.tensor((0, *case.lengths)).cumsum(0)
         cu_seqlens = ends.to(inputs["q"].device)
+    asked = case.places(inputs["q"].device)
     state = RetentionState(leaf["G"], leaf.get("b")) if case.initial else None
     o, last = retention(
         leaf["q"], leaf["k"], leaf["v"], leaf["write"], leaf["log_decay"],
         read=leaf.get("read"), normalizer=case.normalizer, include_self=case.include_self,
         initial_state=state, output_final_state=case.final, cu_seqlens=cu_seqlens, backend=backend,
-        chunk_size=case.chunk_size if backend == "triton" else None,
+        chunk_size=case.chunk_size if backend == "triton" else None, asked=asked,
     )  # fmt: skip
+    do = inputs["do"].to(dtype or torch.float32)
+    if asked is not None:
+        o, do = (x.flatten(0, 1)[asked] for x in (o, do))
     results = {"o": o}
-    loss = (o.to(dtype or torch.float32) * inputs["do"].to(dtype or torch.float32)).sum()
+    loss = (o.to(dtype or torch.float32) * do).sum()
     if last is not None:
         for name, x in (("G_last", last.G), ("b_last", last.b)):
             if x is not None:
@@ -147,6 +160,18 @@ def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> d
         difference = (got[name].double() - x).norm() / size
         errors[name] = difference.item() if x.numel() else 0.0
     return errors
+
+
+def wrongly_left_out(device: str) -> int:
+    """Rows that are 0 in a block of 16 with a place asked for, or not 0 in one without."""
+    case = Case(batch=2, length=50, heads=1, num_scales=2, asked=((20, 21), (99, 100)))
+    inputs = make_inputs(case, torch.float32, device, 0)
+    given = [inputs[name] for name in ("q", "k", "v", "write", "log_decay")]
+    o, _ = retention(*given, backend="triton", asked=case.places(device))
+    found = o.flatten(1).view(2, 50, -1).any(-1)
+    wanted = torch.zeros_like(found)
+    wanted[0, 16:32] = wanted[1, 48:] = True
+    return int((found != wanted).sum())
 
 
 def compiled_difference(device: str) -> float:
@@ -234,6 +259,9 @@ STEP_CASES = [
     Case(batch=3, length=3, key_dim=80, value_dim=80, num_scales=5, include_self=False),
 ]
 
+# Of 1,034 places; most blocks of 64 have none.
+SPARSE = ((70, 128), (500, 530), (700, 765), (1033, 1034))
+
 GPU_CASES = [
     Case(),
     Case(length=1, initial=False, normalizer="none"),
@@ -274,6 +302,20 @@ GPU_CASES = [
     # few scales, and k and v of different width: see machine_code.py
     Case(length=200, key_dim=64, value_dim=32, num_scales=1, normalizer="none"),
     Case(length=200, key_dim=64, value_dim=16, num_scales=2),
+    # few places asked for
+    Case(
+        batch=2, length=517, key_dim=64, value_dim=64, num_scales=12, asked=SPARSE, initial=False,
+        final=False,
+    ),
+    Case(
+        batch=2, length=517, key_dim=64, value_dim=64, num_scales=8, asked=SPARSE, per_head=True,
+        normalizer="undecayed", include_self=False,
+    ),
+    Case(batch=2, length=517, key_dim=64, value_dim=128, num_scales=8, asked=SPARSE, read=False),
+    Case(
+        lengths=(0, 1, 257, 64, 0, 712, 0), key_dim=64, value_dim=64, num_scales=4, asked=SPARSE,
+        normalizer="none",
+    ),
 ]  # fmt: skip
 
 # Ordered so that any third of them takes about as long as another.
@@ -298,6 +340,27 @@ INTERPRETER_CASES = [
         initial=False,
     ),
     Case(heads=1, length=0, num_scales=2),
+    # few places asked for: blocks of 16 without any at either end of a span, and whole spans
+    Case(heads=1, batch=2, length=150, num_scales=3, asked=((20, 36), (149, 151), (270, 271))),
+    Case(
+        heads=1,
+        length=100,
+        value_dim=80,
+        num_scales=2,
+        read=False,
+        asked=((99, 100),),
+        chunk_size=32,
+    ),
+    Case(
+        heads=1,
+        lengths=(0, 1, 33, 0, 70),
+        num_scales=2,
+        chunk_size=32,
+        normalizer="undecayed",
+        include_self=False,
+        asked=((0, 1), (20, 22), (34, 35), (103, 104)),
+    ),
+    Case(heads=2, length=90, num_scales=3, normalizer="none", per_head=True, asked=((40, 42),)),
 ]
 
 

@@ -16,6 +16,7 @@ from tests.ops.retention.fused import (
     relative_errors,
     slow_decay_error,
     step_errors,
+    wrongly_left_out,
 )
 
 BOUND = 2e-6
@@ -32,6 +33,7 @@ def main(part: int, parts: int) -> None:
             found[f"step {case.name}"] = step_errors(case, torch.float32, "cpu", 0)
         # rounding states to float32 leaves a few thousandths: half a percent is the bound
         found["slow decay"] = {"lost": slow_decay_error("cpu") / 5e-3 * BOUND}
+        found["asked"] = {"rows wrongly left out": wrongly_left_out("cpu")}
         found["torch.compile"] = {"gradient": compiled_difference("cpu")}
     failed = {
         f"{case}: {name}": error

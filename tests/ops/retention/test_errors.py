@@ -98,6 +98,18 @@ BAD = {
         {"cu_seqlens": torch.tensor([0.0, 6.0])},
         "cu_seqlens must be int32 or int64, got torch.float32",
     ),
+    "places of other shape": (
+        {"asked": torch.tensor([[1]])},
+        r"asked must be \[N\] places, int64, got \[1, 1\] of torch.int64",
+    ),
+    "real places": (
+        {"asked": torch.tensor([1.0])},
+        r"asked must be \[N\] places, int64, got \[1\] of torch.float32",
+    ),
+    "places beyond the last": (
+        {"asked": torch.tensor([2, 6])},
+        r"asked must lie in \[0, 6\), got 2 to 6",
+    ),
     "G of other size": (
         {"initial_state": RetentionState(torch.ones(1, 2, 5, 4, 4), torch.ones(1, 2, 5, 4))},
         r"initial_state.G must be \[1, 2, 5, 4, 3\] \(N, H, S, K, V\), got \[1, 2, 5, 4, 4\]",

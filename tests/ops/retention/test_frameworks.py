@@ -63,7 +63,7 @@ def test_the_operators_pass_torchs_own_checks() -> None:
     arguments = [inputs[name] for name in ("q", "k", "v", "write", "log_decay", "read", "G", "b")]
     torch.library.opcheck(
         torch.ops.vort.retention_chunk.default,
-        (*arguments, None, "decayed", True, 1e-6, True, 16, True),
+        (*arguments, None, None, "decayed", True, 1e-6, True, 16, True),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

@@ -53,6 +53,7 @@ def retention(
     backend: Backend = "auto",
     chunk_size: int | None = None,
     eps: float = DEFAULT_EPS,
+    asked: Tensor | None = None,
 ) -> tuple[Tensor, RetentionState | None]:
     """Values retrieved from a memory of S scales `[B, T, H, V]`, and its state if asked for.
 
@@ -80,6 +81,9 @@ def retention(
             bfloat16 to at least 128). "auto" takes one of them if it is given.
         eps: eps_0 of eq. keyed-retrieval; take about 1e-6 for features of either sign, whose
             normaliser can come near zero.
+        asked: `[N]`, flat places b T + t of the only outputs that anybody will look at. The GPU
+            kernels then leave out blocks of positions without one, whose outputs are 0; gradients
+            must be 0 there, as they are where nobody looks.
 
     Sums and states are float32, float64 for float64 inputs, whatever autocast says. Gradients flow
     to every tensor argument and to the initial state.
@@ -96,7 +100,7 @@ def retention(
     G, b = (None, None) if initial_state is None else initial_state
     tensors = (q, k, v, write, log_decay, read, G, b)
     options = (normalizer, include_self, eps, output_final_state, chunk_size, wants_grad(*tensors))
-    inputs = Inputs(*tensors, cu_seqlens, *options)
+    inputs = Inputs(*tensors, cu_seqlens, asked, *options)
     check_inputs(inputs)
     chosen, reason = _choose(backend, q, cu_seqlens, chunk_size, inputs.tracked)
     if not torch.compiler.is_compiling() and logger.isEnabledFor(logging.DEBUG):

@@ -74,7 +74,7 @@ def retention_of_asked(given: AskedInputs) -> Tensor:
 
 def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Readers]:
     options = (given.normalizer, given.include_self, given.eps, False, None, given.tracked)
-    inputs = Inputs(*given[:6], None, None, None, *options)
+    inputs = Inputs(*given[:6], None, None, None, None, *options)
     layout = DenseLayout(given.batch, given.length, Plan.of(inputs).chunk, given.k.device)
     readers = Readers(given.places, layout, b_rows(given.normalizer, given.write.shape[-1]))
     dtype = compute_dtype(*given[:3])
@@ -117,7 +117,7 @@ def _asked_plain(given: AskedInputs) -> Tensors:
 
     q, read = whole(given.q), None if given.read is None else whole(given.read)
     options = (given.normalizer, given.include_self, given.eps)
-    inputs = Inputs(q, *given[1:5], read, None, None, None, *options)
+    inputs = Inputs(q, *given[1:5], read, None, None, None, None, *options)
     return (pick(retention_exact(inputs)[0], asked),)
 
 

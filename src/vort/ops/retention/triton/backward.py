@@ -28,6 +28,7 @@ from .tiles import (
     row_factors,
     same,
     span_bounds,
+    wanted_blocks,
     with_itself,
 )
 
@@ -63,7 +64,7 @@ def normalizer_kernel(
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def query_kernel(
     q, k, v, write, read, log_decay, G, b, o, do, den, scaled, shift, shift_out, dq, dread,
-    dlog_decay, table, T, SPANS, rate_h, eps,
+    dlog_decay, table, wanted, T, SPANS, rate_h, eps,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
@@ -75,6 +76,7 @@ def query_kernel(
     ``shift_out``: the shift by spans, ``[slots, H, SPAN]``, where the keys' kernel finds neighbours
     side by side. ``o``: given where values are few, and with it ``do`` as it came; what
     :func:`normalizer_kernel` would write is then written here, for the kernels after this one.
+    ``wanted``: 0 for blocks whose ``do`` is zero; they get zeros, and ``dlog_decay`` nothing.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     BLOCKS: tl.constexpr = SPAN // BT
@@ -89,8 +91,21 @@ def query_kernel(
         return
     n = (end - t0).to(tl.int32)
     at = tl.arange(0, BT)
-    scales = tl.arange(0, SP)
     slot = (span * H + h).to(tl.int64)
+    if wanted is not None:
+        if tl.load(wanted + span * BLOCKS + block) == 0:
+            if NORM > 0:
+                still = tl.zeros([BT], dtype=tl.float32)
+                tl.store(shift_out + slot * SPAN + block * BT + at, still)
+                if o is not None:
+                    tl.store(shift + (t0 + at) * H + h, still, mask=at < n)
+                    nothing = tl.zeros([BT, BV], dtype=tl.float32)
+                    store_rows(scaled, nothing, t0, n, h, H, 0, V, BT, BV)
+            store_rows(dq, tl.zeros([BT, BK], dtype=tl.float32), t0, n, h, H, 0, K, BT, BK)
+            if HAS_READ:
+                store_rows(dread, tl.zeros([BT, SP], dtype=tl.float32), t0, n, h, H, 0, S, BT, SP)
+            return
+    scales = tl.arange(0, SP)
     qt = load_rows(q, t0, n, h, H, 0, K, BT, BK)
     dtype = qt.dtype
     if NV == 1:
@@ -222,7 +237,7 @@ def query_kernel(
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def key_kernel(
     q, k, v, write, read, log_decay, R, rb, do, shift, dk, dv, dwrite, dlog_decay, table,
-    T, SPANS, rate_h,
+    wanted, T, SPANS, rate_h,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
@@ -233,6 +248,7 @@ def key_kernel(
     ``dlog_decay`` gets the lags through a state to the span's last token.
     Everything is transposed, ``[i, t]``, so that products chain without moving accumulators.
     KEYS alone walks over value blocks; VALUES alone has one program for each of them.
+    ``wanted``: 0 for blocks whose ``do`` is zero; no sum begins or ends with one.
     """
     NV: tl.constexpr = (V + BV - 1) // BV
     PV: tl.constexpr = NV if not KEYS else 1
@@ -303,7 +319,10 @@ def key_kernel(
     col = column_factors(rates, 0, BT)
     colw = (col * writet).to(dtype)
     # blocks of the span from its own on
-    for i in range(block, tl.cdiv(n, BT) + block):
+    first, last = block, tl.cdiv(n, BT) + block
+    if wanted is not None:
+        first, last = wanted_blocks(wanted, span, block, BLOCKS)
+    for i in range(first, last):
         t0 = start + i * BT
         m = (end - t0).to(tl.int32)
         qt = load_rows(q, t0, m, h, H, 0, K, BT, BK)

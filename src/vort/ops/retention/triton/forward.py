@@ -33,13 +33,16 @@ from .tiles import (
 
 @triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
 def output_kernel(
-    q, k, v, write, read, log_decay, G, b, o, den_out, table, T, SPANS, rate_h, eps,
+    q, k, v, write, read, log_decay, G, b, o, den_out, table, wanted, T, SPANS, rate_h, eps,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
     V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, SELF: tl.constexpr, VARLEN: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
-    """``o`` of BT tokens, BV value columns, one head; ``den_out`` keeps the raw normaliser."""
+    """``o`` of BT tokens, BV value columns, one head; ``den_out`` keeps the raw normaliser.
+
+    ``wanted``: 0 for blocks that nobody looks at; they get zeros, and a normaliser of 1.
+    """
     NV: tl.constexpr = (V + BV - 1) // BV
     BLOCKS: tl.constexpr = SPAN // BT
     pid = tl.program_id(0)
@@ -53,6 +56,15 @@ def output_kernel(
         return
     n = (end - t0).to(tl.int32)
     at = tl.arange(0, BT)
+    if wanted is not None:
+        if tl.load(wanted + span * BLOCKS + block) == 0:
+            if NORM > 0:
+                if vb == 0:
+                    ones = tl.full([BT], 1.0, dtype=tl.float32)
+                    tl.store(den_out + (t0 + at) * H + h, ones, mask=at < n)
+            nothing = tl.zeros([BT, BV], dtype=tl.float32)
+            store_rows(o, nothing, t0, n, h, H, vb * BV, V, BT, BV)
+            return
     scales = tl.arange(0, SP)
     slot = (span * H + h).to(tl.int64)
     qt = load_rows(q, t0, n, h, H, 0, K, BT, BK)

@@ -183,16 +183,16 @@ def _forward(inputs: Inputs) -> Tensors:
     states = _states(p, k, v, write, log_decay, (G, b), inputs.output_final_state)
     o = torch.empty_like(v)
     den = v.new_empty(v.shape[:-1], dtype=torch.float32) if p.normalizer else None
-    columns = p.tiling.output.columns
+    columns, wanted = p.tiling.output.columns, p.wanted(inputs.asked)
     launch(
         output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
-        q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, p.length,
+        q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, wanted, p.length,
         p.spans, _rate_stride(log_decay), inputs.eps,
         BV=columns, HAS_READ=read is not None,
         tile=p.tiling.output, **p.block(),
     )  # fmt: skip
     kept = (states.G, states.b) if p.keeps_states else states.carry
-    return o, states.G_last, states.b_last, den, *kept
+    return o, states.G_last, states.b_last, den, *kept, wanted
 
 
 def _shapes(inputs: Inputs) -> Tensors:
@@ -212,7 +212,7 @@ def _shapes(inputs: Inputs) -> Tensors:
 
 def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
     """Gradients to q, k, v, write, log_decay, read, initial G and b; None where absent."""
-    o, den, *states = kept
+    o, den, *found = kept
     do, dG_last, db_last = (dense(x) for x in grads)
     inputs = _dense(inputs)
     q, k, v, write, log_decay, read, G_first, b_first, *_ = inputs
@@ -236,7 +236,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         sizes = (p.row_blocks, p.heads, tiling.scales)
         row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
 
-    G, b = states or NOTHING
+    G, b, wanted = found or (*NOTHING, p.wanted(inputs.asked))
     if G is None or not p.keeps_states:
         first, carry = (G_first, b_first), (G, b)
         G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=carry)
@@ -244,8 +244,8 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     launch(
         query_kernel, p.row_blocks * p.heads,
         q, k, v, write, read, log_decay, G, b, o if scaled is not None else None, do, den, scaled,
-        shift, by_span, dq, dread, row_part, p.table, p.length, p.spans, rate_stride, inputs.eps,
-        BV=tiling.query.columns, tile=tiling.query, **flags,
+        shift, by_span, dq, dread, row_part, p.table, wanted, p.length, p.spans, rate_stride,
+        inputs.eps, BV=tiling.query.columns, tile=tiling.query, **flags,
     )  # fmt: skip
     do = do if scaled is None else scaled
 
@@ -253,7 +253,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         p, q, do, read, log_decay, _both(p, q, dG_last, db_last), G_first is not None, shift,
         reverse=True, others=(G, b) if decay_grad else NOTHING,
     )  # fmt: skip
-    del G, b, states, kept
+    del G, b, found, kept
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
     blocks = _cdiv(p.value_dim, tiling.key.columns)
     # one value block: both at once; several: keys walk over them, values have a program each
@@ -263,7 +263,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         launch(
             key_kernel, p.row_blocks * p.heads * programs,
             q, k, v, write, read, log_decay, R, rb, do, by_span, dk, dv, dwrite, column_part,
-            p.table, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
+            p.table, wanted, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
             BV=tiling.key.columns, tile=tiling.key, **flags,
         )  # fmt: skip
     dlog_decay = None

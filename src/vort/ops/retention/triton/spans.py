@@ -148,6 +148,19 @@ class Spans:
         """Blocks of rows over all span slots."""
         return self.slots * (self.tiling.span // self.tiling.rows)
 
+    def wanted(self, asked: Tensor | None) -> Tensor | None:
+        """`[row_blocks]`, 1 where a block holds a place asked for; None where all are wanted."""
+        if asked is None:
+            return None
+        rows, blocks = self.tiling.rows, self.tiling.span // self.tiling.rows
+        if self.cu is None or self.seq_span is None:
+            at, slot = asked % max(self.length, 1), asked // max(self.length, 1) * self.spans
+        else:
+            owner = torch.searchsorted(self.cu, asked.to(self.cu.dtype), right=True) - 1
+            at, slot = asked - self.cu[owner], self.seq_span[owner]
+        found = torch.zeros(self.row_blocks, dtype=torch.int32, device=asked.device)
+        return found.index_fill_(0, slot * blocks + at // rows, 1)
+
     def common(self) -> dict[str, Any]:
         """Compile-time sizes every kernel takes."""
         return {

@@ -35,6 +35,19 @@ def span_bounds(span, table, T, SPANS, SPAN: tl.constexpr, VARLEN: tl.constexpr)
 
 
 @triton.jit
+def wanted_blocks(wanted, span, block, BLOCKS: tl.constexpr):
+    """Of a span's blocks from ``block`` on: the first that is wanted, and the one after the last.
+
+    An empty range where none is.
+    """
+    at = tl.arange(0, BLOCKS)
+    kept = (tl.load(wanted + span * BLOCKS + at) != 0) & (at >= block)
+    first = tl.min(tl.where(kept, at, BLOCKS), axis=0)
+    last = tl.max(tl.where(kept, at + 1, 0), axis=0)
+    return uniform(first), uniform(last)
+
+
+@triton.jit
 def load_scales(ptr, t0, n, h, H: tl.constexpr, s, S: tl.constexpr, BT: tl.constexpr):
     """Columns ``s`` (a vector, entries >= S read as zero) of a ``[tokens, H, S]`` tensor."""
     if S == 1:
