@@ -274,7 +274,7 @@ class VortModel(VortPreTrainedModel):
         if asked is not None:
             _check_asked(asked, hidden.shape[0] * hidden.shape[1] if packing is None else None)
         if asked is not None and self._answers(hidden, options, keep):
-            rows = Asked(asked, *hidden.shape[:2])
+            rows = Asked(asked.to(hidden.device), *hidden.shape[:2])
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
         hidden, states, orders = through(hidden, options, keep, rows)
         if packing is not None:
