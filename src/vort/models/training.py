@@ -159,8 +159,10 @@ class RecordedStep:
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         inputs = {name: x.clone() for name, x in batch.items()}
         graph = torch.cuda.CUDAGraph()
+        # Other threads go on: one of them may be pinning the memory of batches to come.
+        options: Any = {"stream": self._stream, "capture_error_mode": "thread_local"}
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with torch.cuda.graph(graph, pool=self._pool, **options):
                 loss = _backward(self.loss(inputs))
         except RuntimeError as problem:
             self._never = True

@@ -176,6 +176,14 @@ def _dense(inputs: Inputs) -> Inputs:
     return Inputs._make((*map(dense, inputs[:8]), *inputs[8:]))
 
 
+def _keeps_states(p: Spans, inputs: Inputs) -> bool:
+    """Whether backward finds the states of forward: too if few places are asked for.
+
+    That is a model's last layer, whose states are there alone, and not for long.
+    """
+    return p.keeps_states or inputs.asked is not None
+
+
 def _forward(inputs: Inputs) -> Tensors:
     """Outputs, final G and b, raw normaliser; then what backward may start from."""
     q, k, v, write, log_decay, read, G, b, *_ = _dense(inputs)
@@ -191,7 +199,7 @@ def _forward(inputs: Inputs) -> Tensors:
         BV=columns, HAS_READ=read is not None,
         tile=p.tiling.output, **p.block(),
     )  # fmt: skip
-    kept = (states.G, states.b) if p.keeps_states else states.carry
+    kept = (states.G, states.b) if _keeps_states(p, inputs) else states.carry
     return o, states.G_last, states.b_last, den, *kept, wanted
 
 
@@ -237,7 +245,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         row_part, column_part = (q.new_zeros(sizes, dtype=torch.float32) for _ in range(2))
 
     G, b, wanted = found or (*NOTHING, p.wanted(inputs.asked))
-    if G is None or not p.keeps_states:
+    if G is None or not _keeps_states(p, inputs):
         first, carry = (G_first, b_first), (G, b)
         G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=carry)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
