@@ -293,8 +293,13 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     def draw(path: Path) -> None:
         from vort.lab.report.figures.long_context import draw_needle_maps
 
+        most = max(record["steps"] for record in records)
+
+        def name(row: str, steps: int) -> str:
+            return _label(row) if steps == most else f"{_label(row)}, {steps:,} steps"
+
         maps = {
-            _label(row): {
+            name(row, m[0]["steps"]): {
                 kind: [[_mean(x) for x in _places(m, kind, length)] for length in lengths]
                 for kind in _KINDS
             }

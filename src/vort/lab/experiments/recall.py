@@ -351,7 +351,10 @@ def _summary(
             lines[_label(row) + less] = members
         draw_by_lag(path, lines, title)
 
-    caption = "Test accuracy by lag between source and query; bands are the range over seeds."
+    caption = (
+        "Test accuracy by lag between source and query; bands are the range over seeds. Beside it "
+        "what is wrong, on a logarithmic axis; what is never wrong stands at its end."
+    )
     # Models that were trained for less are shown, but nothing is claimed of them.
     whole = [record for record in planned if record["steps"] == most]
     claims = _claims(whole, table, buckets)

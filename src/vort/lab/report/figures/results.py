@@ -33,6 +33,8 @@ __all__ = [
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, GREY)
 _DASHES = ("-", "--", "-.", ":")
 _MARKERS = "os^DvPX<>"
+# Percent of wrong answers that are drawn as none on a logarithmic axis.
+_NEVER = 0.02
 # What figure alpha-hist shows, as far as a run has it.
 _ORDERS = {
     Need("pilot", "orders"): "Zipf retrieval",
@@ -58,18 +60,27 @@ def line_looks() -> Iterator[dict[str, Any]]:
 
 
 def draw_by_lag(path: str | Path, curves: Mapping[str, Sequence[Record]], title: str) -> None:
-    """Accuracy against lag on a logarithmic axis, one curve a model, bands over seeds."""
-    with figure(path, 1, 8.4, 4.6) as (axis,):
+    """Accuracy against lag, one curve a model, bands over seeds; beside it what is wrong.
+
+    The latter on a logarithmic axis, where those that are nearly always right lie apart. What is
+    never wrong stands at its lower end.
+    """
+    with figure(path, 2, 12.6, 4.6) as (left, right):
         for (label, records), line in zip(curves.items(), line_looks(), strict=False):
             lags, values = _by_lag(records)
             ours = label.startswith("VORT (")
             look = {"lw": 2.6, "zorder": 3} if ours else {"lw": 1.5}
-            axis.plot(lags, 100 * values.mean(0), label=label, **look, **line)
+            left.plot(lags, 100 * values.mean(0), label=label, **look, **line)
+            wrong = np.maximum(100 * (1 - values.mean(0)), _NEVER)
+            right.plot(lags, wrong, label=label, **look, **line)
             if len(values) > 1:
                 low, high = 100 * values.min(0), 100 * values.max(0)
-                axis.fill_between(lags, low, high, color=line["color"], alpha=0.12, lw=0)
-        axis.set(xscale="log", xlabel="lag", ylabel="accuracy (%)", ylim=(0, 102), title=title)
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+                left.fill_between(lags, low, high, color=line["color"], alpha=0.12, lw=0)
+        left.set(xscale="log", xlabel="lag", ylabel="accuracy (%)", ylim=(0, 102), title=title)
+        right.set(xscale="log", yscale="log", xlabel="lag", ylabel="wrong (%)")
+        right.set(ylim=(0.8 * _NEVER, 110), title="The same, wrong answers")
+        right.yaxis.set_major_formatter("{x:g}")
+        right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def _by_lag(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
