@@ -26,6 +26,7 @@ def measure(cell: Cell, steps: int) -> dict[str, float | str | int]:
     model = build_model(task, cell.config, cell.seed)
     options = {**cell.training, "steps": steps, "checkpoint_every": None, "test_sequences": 0}
     options |= {"evaluation_sequences": 1, "progress": False, "log_every": steps}
+    options |= {"record_steps": True}  # as cells are trained
     config = TrainingConfig(**options)
     torch.cuda.reset_peak_memory_stats()
     found = train(model, task, config)
