@@ -82,6 +82,15 @@ def errors_of(job: Job, device: str = "cuda") -> dict[str, float]:
     return {"gradient": COMPILED[kind](device)}
 
 
+def bound_of(job: Job) -> float:
+    """The largest error that passes."""
+    kind, _, dtype, _ = job
+    if kind.startswith("torch.compile"):
+        return 1e-5
+    # whatever the type of everything else
+    return BOUNDS[torch.bfloat16 if "bfloat16" in kind else dtype]
+
+
 def check(job: Job) -> dict[str, object]:
     """One case in one dtype: its errors, or why it failed."""
     kind, case, dtype, _ = job
@@ -99,11 +108,8 @@ def check(job: Job) -> dict[str, object]:
     except Exception as error:
         return record | {"ok": False, "failure": f"{type(error).__name__}: {error}"[:600]}
     worst = max(errors, key=lambda name: 9.0 if errors[name] != errors[name] else errors[name])
-    bound = 1e-5 if kind.startswith("torch.compile") else BOUNDS[dtype]
-    if "bfloat16" in kind:  # whatever the type of everything else
-        bound = BOUNDS[torch.bfloat16]
     return record | {
-        "ok": all(e <= bound for e in errors.values()),
+        "ok": all(e <= bound_of(job) for e in errors.values()),
         "worst": [worst, errors[worst]],
         "errors": errors,
         "seconds": time.time() - begin,

@@ -1,4 +1,5 @@
-"""The GPU kernels, run by Triton's interpreter on the CPU, against the exact form in float64."""
+"""The GPU kernels, run by Triton's interpreter on the CPU, against the exact form in float64; when
+they are chosen."""
 
 import os
 
@@ -7,6 +8,7 @@ import torch
 
 from tests.ops.interpreter import check_in_interpreter, claims_of, imports, needs_triton
 from vort.ops.local_attention import local_attention
+from vort.ops.local_attention.attention import attend
 
 
 @needs_triton
@@ -29,3 +31,14 @@ def test_asking_for_the_kernels_without_a_gpu_is_refused() -> None:
     x = torch.zeros(1, 3, 1, 4)
     with pytest.raises(RuntimeError, match="'triton' needs CUDA tensors, got cpu; use 'block'"):
         local_attention(x, x, x, 2, backend="triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_kernels_are_chosen_where_they_apply() -> None:
+    x = torch.randn(1, 50, 2, 16, device="cuda", dtype=torch.bfloat16)
+    chosen, _ = attend(x, x, x, 9, scale=0.25)
+    fused, _ = attend(x, x, x, 9, scale=0.25, backend="triton")
+    assert torch.equal(chosen, fused)
+    wide = torch.randn(1, 50, 2, 160, device="cuda", dtype=torch.bfloat16)
+    assert attend(wide, wide, wide, 9, scale=0.25)[0].shape == wide.shape

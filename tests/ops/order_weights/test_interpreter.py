@@ -1,4 +1,5 @@
-"""The GPU kernels, run by Triton's interpreter on the CPU, against the basis in float64."""
+"""The GPU kernels, run by Triton's interpreter on the CPU, against the basis in float64; when
+they are chosen."""
 
 import pytest
 import torch
@@ -29,3 +30,20 @@ def test_order_weights_on_a_cpu_are_those_of_the_basis_to_the_bit(dtype: torch.d
     gate = torch.rand(3, 5, dtype=dtype)
     assert torch.equal(order_weights(basis, order), basis.weights(order))
     assert torch.equal(order_weights(basis, order, gate), basis.weights(order) * gate[..., None])
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_kernels_are_chosen_where_they_apply() -> None:
+    from tests.ops.order_weights.cases import OrderCase, make_basis, make_inputs
+    from vort.ops.order_weights.triton import order_weights_fused
+
+    basis, inputs = make_basis(12, 3), make_inputs(OrderCase(), "cuda", 0)
+    order, gate = inputs["order"], inputs["gate"]
+    polynomials = basis.polynomials_on(order.device, order.dtype)
+    chosen = order_weights(basis, order, gate)
+    assert torch.equal(chosen, order_weights_fused(polynomials, order, gate))
+    wide = order_weights(basis, order.double(), gate.double())
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(chosen, wide.float(), rtol=1e-4, atol=0)

@@ -143,6 +143,14 @@ def test_auto_says_what_it_picked(caplog: pytest.LogCaptureFixture) -> None:
         assert "chunk (no GPU, 3 tokens)" in caplog.text
 
 
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_one_token_without_gradients_takes_the_fused_step() -> None:
+    q = torch.zeros(1, 1, 2, 16, device="cuda")
+    assert explain_backend(q) == "triton: one token on a GPU with Triton"
+    assert explain_backend(q.requires_grad_()).startswith("recurrent")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_triton_without_a_gpu_says_so() -> None:
     x = torch.ones(1, 30, 1, 1)

@@ -1,4 +1,5 @@
-"""The GPU kernels, run by Triton's interpreter on the CPU, against the definition in float64."""
+"""The GPU kernels, run by Triton's interpreter on the CPU, against the definition in float64;
+when they are chosen."""
 
 import pytest
 import torch
@@ -33,3 +34,28 @@ def test_rms_norm_on_a_cpu_is_that_of_pytorch_to_the_bit(
 def test_a_weight_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weight must have .* last axis, \[4\], got \[5\]"):
         rms_norm(torch.ones(3, 4), torch.ones(5))
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_kernels_are_chosen_where_they_apply() -> None:
+    from vort.ops.rms_norm.triton import rms_norm_fused
+
+    x = torch.randn(5, 50, 64, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(64, device="cuda")
+    assert torch.equal(rms_norm(x, weight, 1e-6), rms_norm_fused(x, weight, 1e-6))
+    for other in (x.double(), torch.randn(3, 1025, device="cuda")):
+        wanted = F.rms_norm(other, other.shape[-1:], None, 1e-6)
+        assert torch.equal(rms_norm(other, None, 1e-6), wanted)
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_autocast_changes_nothing() -> None:
+    x, weight = torch.randn(5, 64, device="cuda"), torch.randn(64, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        within = rms_norm(x, weight, 1e-6)
+    assert within.dtype == torch.float32
+    assert torch.equal(within, rms_norm(x, weight, 1e-6))
