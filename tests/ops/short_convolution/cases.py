@@ -117,8 +117,7 @@ def exact(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
 def fused(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
     """The kernels."""
     from vort.ops.short_convolution import _age
-    from vort.ops.short_convolution.tiles import Inputs, heads_fused
-    from vort.ops.short_convolution.triton import turn_table
+    from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table
 
     x = given["x"]
     age = None
@@ -177,7 +176,7 @@ def relative_errors(
 
 def step_errors(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     """Positions one at a time with a state moved on in place, against all at once."""
-    from vort.ops.short_convolution.triton import Inputs, heads_step, turn_table
+    from vort.ops.short_convolution.triton.step import Inputs, heads_step, turn_table
 
     given = make_inputs(case, dtype, device, seed)
     x, weight = given["x"].contiguous(), given["weight"]

@@ -25,10 +25,10 @@ def every_output_and_gradient_equals_exact() -> None:
 
 def many_blocks_equal_exact() -> None:
     from vort.ops.gpu.launcher import Tile
-    from vort.ops.short_convolution import tiles
+    from vort.ops.short_convolution.triton import op
 
     small = dict.fromkeys((2, 4), (Tile(16, 4, 1), Tile(16, 4, 1)))
-    tiles.FORWARD, tiles.BACKWARD, tiles.PROGRAMS = small, small, 6
+    op.FORWARD, op.BACKWARD, op.PROGRAMS = small, small, 6
     for seed, case in enumerate(LONG):
         errors = relative_errors(case, torch.float32, "cpu", seed)
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
@@ -36,8 +36,7 @@ def many_blocks_equal_exact() -> None:
 
 def turned_again_equal_the_first() -> None:
     from tests.ops.short_convolution.cases import make_inputs
-    from vort.ops.short_convolution.tiles import Inputs, heads_fused, turned_again
-    from vort.ops.short_convolution.triton import turn_table
+    from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table, turned_again
 
     for seed, case in enumerate(c for c in CASES if c.rope and not c.seen and c.bounds is None):
         given = make_inputs(case, torch.float32, "cpu", seed)
@@ -54,8 +53,7 @@ def turned_again_equal_the_first() -> None:
 
 def obeys_torch_library() -> None:
     from tests.ops.short_convolution.cases import HeadsCase, make_inputs
-    from vort.ops.short_convolution.tiles import Inputs, heads_fused
-    from vort.ops.short_convolution.triton import turn_table
+    from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table
 
     given = make_inputs(HeadsCase(length=5, features=4), torch.float32, "cpu", 0)
     x, weight, q_norm, k_norm, *maps = (given[n].requires_grad_() for n in WEIGHTS)

@@ -2,8 +2,8 @@
 
 `short_convolution` is the op alone. `to_heads` is what a layer does with it: convolution, RMS norm
 of each head's queries and keys, RoPE for the part of the layer that wants it, and learned features
-for the part that wants those. On a GPU `tiles.py` does all of it in one pass, and `triton.py` one
-position; elsewhere it is a few lines of PyTorch.
+for the part that wants those. On a GPU kernels (`triton/`) do all of it in one pass; elsewhere it
+is a few lines of PyTorch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -89,7 +89,7 @@ def short_convolution(
     # Channels by twos: what the kernels call a head is any even number of them.
     size = next((d for d in (64, 32, 16, 8, 4, 2) if x.shape[2] % d == 0), 0)
     if size and _fused(x, weight, past):
-        from .tiles import Inputs, heads_fused
+        from .triton import Inputs, heads_fused
 
         options = (None, None, None, None, None, None, x.shape[2] // size, 0, 0.0, False)
         y = heads_fused(Inputs(x, weight, past, age, *options))[0].flatten(2)
@@ -192,7 +192,8 @@ def _by_kernels(
     in_place: bool,
 ) -> Heads:
     """`to_heads` by the kernels."""
-    from . import tiles, triton
+    from . import triton
+    from .triton import step as one_position
 
     dim = x.shape[2] // (num_heads + 2 * num_key_value_heads)
     cos = sin = None
@@ -206,14 +207,14 @@ def _by_kernels(
     sizes = (num_heads, num_key_value_heads, eps)
     moves = in_place and output_state and x.shape[1] == 1 and lengths is None
     if moves and state is not None and state.is_contiguous():
-        step = triton.Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
+        step = one_position.Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
         q, k, v, turned_q, turned_k = triton.heads_step(step)
         return Heads(q, k, v, *((q, k) if turned_q is None else (turned_q, turned_k)), v, state)
     maps = features if features is not None and _fit(x, dim, *features) else (None, None)
     twice = cos is not None
     given = (x, weight, state, age, q_norm, k_norm, cos, sin, *maps, *sizes, twice)
-    inputs = tiles.Inputs._make(given)
-    q, k, v, turned_q, turned_k, near_v = tiles.heads_fused(inputs)
+    inputs = triton.Inputs._make(given)
+    q, k, v, turned_q, turned_k, near_v = triton.heads_fused(inputs)
     after = _after(x, weight, state, lengths) if output_state else None
     mapped = maps[0] is not None
     again = None
@@ -221,7 +222,7 @@ def _by_kernels(
         turned_q, turned_k = q, k
     elif q.requires_grad and not traced(x):
         plain: Any = [t.detach() if isinstance(t, Tensor) else t for t in inputs]
-        again = partial(tiles.turned_again, tiles.Inputs(*plain))
+        again = partial(triton.turned_again, triton.Inputs(*plain))
     near_v = v if near_v is None else near_v
     return Heads(q, k, v, turned_q, turned_k, near_v, after, mapped, again)
 

@@ -251,7 +251,7 @@ def _run(inputs: Inputs, *, update: bool = False) -> Tensors:
 def heads_step(inputs: Inputs) -> Some:
     """Queries, keys and values of one position, and the former two turned, or None twice.
 
-    Shapes as in `tiles.heads_fused`, T = 1. The state is moved on in place. No gradients.
+    Shapes as in `heads_fused`, T = 1. The state is moved on in place. No gradients.
     """
     return _run(inputs, update=True)
 

@@ -1,0 +1,246 @@
+"""The kernels' launches in order, and both passes as one differentiable function."""
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vort.ops.custom import Some, Tensors, custom_op, traced
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.gpu.parts import fold, fold_pair
+from vort.ops.gpu.together import room_for
+
+from .backward import sums_gradient_kernel, taps_gradient_kernel
+from .forward import heads_tile_kernel
+
+__all__ = ["Inputs", "heads_fused", "turned_again"]
+
+# Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
+FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
+BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
+# Positions and channels in a block of the convolution's own gradients.
+TAPS, WIDE = Tile(32, 4, 1), 64
+# Programs that share the blocks of a backward: each leaves sums of its own.
+PROGRAMS, PROGRAMS_OF_TAPS = 3168, 3072
+
+
+class Inputs(NamedTuple):
+    """The arguments of `heads_fused`."""
+
+    x: Tensor
+    weight: Tensor
+    state: Tensor | None
+    age: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor | None
+    sin: Tensor | None
+    q_map: Tensor | None
+    k_map: Tensor | None
+    num_heads: int
+    num_key_value_heads: int
+    eps: float
+    twice: bool
+
+    @property
+    def dim(self) -> int:
+        """The size of a head."""
+        return self.x.shape[2] // (self.num_heads + 2 * self.num_key_value_heads)
+
+    @property
+    def features(self) -> int:
+        """Logits of a map; the size of half a head without one."""
+        return self.dim // 2 if self.q_map is None else self.q_map.shape[2]
+
+
+def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
+    """What kernels are compiled for."""
+    x, dim = inputs.x, inputs.dim
+    # a single row lies nowhere in particular
+    stride = x.stride(1) if x.shape[1] > 1 else x.shape[2]
+    return {
+        "HQ": inputs.num_heads, "HK": inputs.num_key_value_heads, "D": dim,
+        "BH": power_of_two(dim // 2), "M": inputs.features, "BM": power_of_two(inputs.features),
+        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": stride,
+        "UNIT": gcd(8, x.stride(0)),
+        "HAS_STATE": inputs.state is not None, "HAS_AGE": inputs.age is not None,
+        "NORM": inputs.q_norm is not None, "TURN": inputs.cos is not None,
+        "MAPPED": inputs.q_map is not None,
+    }  # fmt: skip
+
+
+def _tile(inputs: Inputs, tiles: dict[int, Any]) -> Tile:
+    tile: Tile = tiles[inputs.x.element_size()][inputs.dim > 64]
+    return tile
+
+
+def _turn_stride(inputs: Inputs) -> int:
+    """A table of angles for each row is as long as the batch."""
+    x, cos = inputs.x, inputs.cos
+    apart = cos is not None and cos.shape[0] == x.shape[0] * x.shape[1] and x.shape[0] > 1
+    return x.shape[1] if apart else 0
+
+
+def _rows(inputs: Inputs) -> Inputs:
+    """Dense channels; rows and sequences of x may lie apart."""
+    x = inputs.x if inputs.x.stride(-1) == 1 else inputs.x.contiguous()
+    return Inputs._make((x, *(dense(t) for t in inputs[1:10]), *inputs[10:]))
+
+
+def _taps(weight: Tensor) -> Tensor:
+    """`[W, C]` float32: threads have neighbouring channels."""
+    return torch.empty(
+        weight.shape[::-1], dtype=torch.float32, device=weight.device
+    ).copy_(weight.T)  # fmt: skip
+
+
+def _shapes(inputs: Inputs) -> Tensors:
+    x, sizes = inputs.x, (inputs.num_heads, *[inputs.num_key_value_heads] * 2)
+    q, k, v = (x.new_empty(*x.shape[:2], n, inputs.dim) for n in sizes)
+    turned = (torch.empty_like(q), torch.empty_like(k)) if inputs.cos is not None else (None, None)
+    if inputs.q_map is not None:
+        q, k = (x.new_empty(*x.shape[:2], n, 2 * inputs.features) for n in sizes[:2])
+    return q, k, v, *turned, None
+
+
+def _forward(inputs: Inputs) -> Tensors:
+    inputs = _rows(inputs)
+    x = inputs.x
+    batch, length = x.shape[:2]
+    constants = _constants(inputs, FORWARD)
+    blocks = -(-length // constants["BT"])
+    outputs = _shapes(inputs)
+    taps = _taps(inputs.weight)
+    launch(
+        heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
+        *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks, _turn_stride(inputs),
+        inputs.eps, tile=_tile(inputs, FORWARD), **constants,
+    )  # fmt: skip
+    v = outputs[2]
+    again = v.view_as(v) if inputs.twice and v is not None else None
+    return *outputs[:5], again, taps
+
+
+def _pair(a: Tensor | None, b: Tensor | None, like: Sequence[Any]) -> list[Tensor | None]:
+    """Both or neither: a gradient that did not come alone is zeros."""
+    if a is None and b is None:
+        return [None, None]
+    return [
+        torch.zeros_like(y) if g is None else dense(g) for g, y in zip((a, b), like, strict=True)
+    ]
+
+
+def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
+    inputs = _rows(inputs)
+    x, weight = inputs.x, inputs.weight
+    batch, length, channels = x.shape
+    dim, heads, kv_heads = inputs.dim, inputs.num_heads, inputs.num_key_value_heads
+    constants = _constants(inputs, BACKWARD)
+    tile = _tile(inputs, BACKWARD)
+    blocks = -(-length // tile.columns)
+    parts = min(batch * blocks, max(1, PROGRAMS // (channels // dim)))
+    like: Any = _shapes(inputs) if any(g is None for g in grads[:5]) else grads
+    dq, dk = _pair(grads[0], grads[1], like[:2])
+    dq_turned, dk_turned = _pair(grads[3], grads[4], like[3:5])
+    wide: dict[str, Any] = {"dtype": torch.float32}
+    # those of queries and of keys side by side, to be folded together
+    norms = maps = None
+    sums: list[Tensor | None] = [None] * 4
+    if inputs.q_norm is not None:
+        # rows that the fewer heads of keys leave out add nothing
+        make = x.new_empty if heads == kv_heads else x.new_zeros
+        norms = make(2, parts * max(heads, kv_heads), dim, **wide)
+        sums[:2] = norms
+    if inputs.q_map is not None:
+        maps = x.new_empty(2, parts, *inputs.q_map.shape, **wide)
+        sums[2:] = maps
+    du = x.new_empty(x.shape)
+    taps = kept[0] if kept else _taps(weight)
+    assert taps is not None
+    launch(
+        sums_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
+        dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), du, *sums, parts,
+        batch * blocks, blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs),
+        inputs.eps, tile=tile, **constants,
+    )  # fmt: skip
+    dx, dtaps = _through_taps(inputs, constants, taps, du)
+    return (
+        dx,
+        fold(dtaps, weight.dtype),
+        *_fold_pair(norms, inputs.q_norm, inputs.k_norm),
+        *_fold_pair(maps, inputs.q_map, inputs.k_map),
+    )
+
+
+def _fold_pair(partial: Tensor | None, q: Tensor | None, k: Tensor | None) -> Tensors:
+    """Sums `[2, parts, ...]` of queries and keys as the gradients to both."""
+    if partial is None or q is None or k is None:
+        return None, None
+    if q.dtype == k.dtype:
+        return fold_pair(partial, q.dtype)
+    return fold(partial[0], q.dtype), fold(partial[1], k.dtype)
+
+
+def _through_taps(
+    inputs: Inputs, constants: dict[str, Any], taps: Tensor, du: Tensor
+) -> tuple[Tensor, Tensor]:
+    """dx, and parts of dweight `[parts, C, W]`."""
+    x, size = inputs.x, inputs.weight.shape[1]
+    batch, length, channels = x.shape
+    tile = TAPS
+    columns = -(-channels // WIDE)
+    blocks = -(-(length + (size - 1) * (inputs.state is not None)) // tile.columns)
+    parts = min(batch * blocks, max(1, PROGRAMS_OF_TAPS // columns))
+    dx = room_for(x)
+    dtaps = x.new_empty(parts, channels, size, dtype=torch.float32)
+    names = ("W", "STRIDE", "UNIT", "HAS_STATE", "HAS_AGE")
+    launch(
+        taps_gradient_kernel, parts * columns, x, taps, inputs.state, inputs.age, du, dx, dtaps,
+        parts, batch * blocks, blocks, length, x.stride(0) // constants["UNIT"],
+        C=channels, BT=tile.columns, BC=WIDE, OUT=dx.stride(1), tile=tile,
+        **{n: constants[n] for n in names},
+    )  # fmt: skip
+    return dx, dtaps
+
+
+_heads = custom_op(
+    "vort::heads",
+    Inputs,
+    _forward,
+    _backward,
+    _shapes,
+    outputs=("q", "k", "v", "q_turned", "k_turned", "v_again"),
+    shown=6,
+    gradients=("x", "weight", "q_norm", "k_norm", "q_map", "k_map"),
+)
+
+
+def heads_fused(inputs: Inputs) -> Some:
+    """Queries, keys and values `[B, T, heads, D]`, the former two turned, or None twice; values.
+
+    x `[B, T, C]`, weight `[C, W]` with W in 2..4, state `[B, W - 1, C]` or None, age `[T]` or None:
+    positions since a packed sequence began; q_norm and k_norm `[D]` or None; cos and sin
+    `[T or B T, D / 2]` of the angles, or None; q_map and k_map `[heads, D, M]` or None: with them
+    queries and keys are features `[B, T, heads, 2 M]`. bfloat16 or float32. No gradient goes to
+    the state. twice: values are handed out again, so that gradients from two readers are added in
+    the kernel; only where nothing traces, since an operator may not return a tensor twice.
+    """
+    return _heads(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
+
+
+def turned_again(inputs: Inputs) -> Tensors:
+    """Turned queries and keys once more, without a backward: no map, no values."""
+    inputs = _rows(inputs)
+    x = inputs.x
+    constants = _constants(inputs, FORWARD) | {"MAPPED": False}
+    blocks = -(-x.shape[1] // constants["BT"])
+    heads = inputs.num_heads + inputs.num_key_value_heads
+    turned = _shapes(inputs)[3:5]
+    launch(
+        heads_tile_kernel, x.shape[0] * blocks * heads, x, _taps(inputs.weight), *inputs[2:8],
+        None, None, None, None, None, *turned, x.shape[1], x.stride(0) // constants["UNIT"],
+        blocks, _turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
+    )  # fmt: skip
+    return turned
