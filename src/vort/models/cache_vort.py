@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 
 from vort.layers import LayerStates
 
-__all__ = ["VortCache", "dense_state"]
+__all__ = ["VortCache", "dense_state", "wrong_cache"]
 
 
 class VortCache(LayerStates, Cache):
@@ -157,6 +157,12 @@ def dense_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # Beside the states: sizes and kinds, which a traced program takes as they are.
 _KINDS = ("num_layers", "static", "was_static", "in_place", "grows", "state_dtype")
+
+
+def wrong_cache(given: object) -> str:
+    """What is said to a cache of another kind."""
+    kind = type(given).__name__
+    return f"past_key_values must be a VortCache (model.new_cache()), got {kind}"
 
 
 def _flatten(cache: VortCache) -> tuple[list[Any], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
@@ -18,10 +18,11 @@ from vort.layers.packing import Packing, check_call
 from vort.layers.parts import VortMLP
 from vort.memories import Memory
 from vort.models.block import VortBlock, are_bare, mlp_width
-from vort.models.cache_vort import VortCache
+from vort.models.cache_vort import VortCache, wrong_cache
 from vort.models.configuration_vort import VortConfig
-from vort.models.decoding import can_record, fingerprint, graph_for, is_steady, step_for
+from vort.models.decoding import can_record, fingerprint, graph_for, step_for
 from vort.models.folder import check_files, check_weights, show_in_transformers
+from vort.models.generation import VortGenerationMixin
 from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
 from vort.ops.asked import Asked, norm_of_asked
@@ -32,9 +33,6 @@ from vort.ops.padding import present
 
 __all__ = ["VortBlock", "VortForCausalLM", "VortMLP", "VortModel", "mlp_width"]
 
-# What `generate` may say about a step that is a token and a cache, and what of it `forward` hears.
-FORWARDED = frozenset({"use_cache", "logits_to_keep", "output_hidden_states", "output_orders"})
-PLAIN_STEP = FORWARDED | {"position_ids", "is_first_iteration", "output_attentions", "tokenizer"}
 # What a misspelt keyword may have been meant as.
 _ARGUMENTS = (
     "input_ids", "attention_mask", "past_key_values", "inputs_embeds", "use_cache", "entity_mask",
@@ -240,7 +238,7 @@ class VortModel(VortPreTrainedModel):
         part = kwargs.pop("part", None)
         check_call(type(self).__name__, kwargs, _ARGUMENTS)
         if not isinstance(past_key_values, LayerStates | None):
-            raise TypeError(_wrong_cache(past_key_values))
+            raise TypeError(wrong_cache(past_key_values))
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         mask = _mask_of(attention_mask, hidden)
         packing = self._packing(
@@ -376,7 +374,7 @@ class VortModel(VortPreTrainedModel):
         return self._through(*given)
 
 
-class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
+class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
     """A language model that trains, saves, loads and generates like any other.
 
     >>> config = VortConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
@@ -564,92 +562,6 @@ class VortForCausalLM(VortPreTrainedModel, GenerationMixin):
                 logits = self.lm_head(found[:, -1:])
         return logits, cache
 
-    def _valid_auto_compile_criteria(
-        self, model_kwargs: dict[str, Any], generation_config: Any
-    ) -> bool:
-        """Not where a step is recorded and replayed anyway, unless `compile_config` asks for it."""
-        records = self.device.type == "cuda" and has_triton() and is_steady(self)
-        if records and generation_config.compile_config is None:
-            return False
-        valid: bool = super()._valid_auto_compile_criteria(  # type: ignore[misc]
-            model_kwargs, generation_config
-        )
-        return valid
-
-    def _prepare_cache_for_generation(  # type: ignore[override]
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """`generate` asks for its cache here; ours, whatever kind it would have made."""
-        given = model_kwargs.get("past_key_values")
-        if given is not None and not isinstance(given, VortCache):
-            raise TypeError(_wrong_cache(given))
-        if not self.model.keeps_state:
-            # Every token is then read anew with all before it.
-            generation_config.use_cache = model_kwargs["use_cache"] = False
-        if given is None and generation_config.use_cache is not False:
-            static = generation_config.cache_implementation == "static"
-            model_kwargs["past_key_values"] = self.new_cache(static=static)
-
-    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """None: positions follow from what has been seen."""
-
-    @staticmethod
-    def create_masks_for_generate(
-        *, inputs_embeds: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> Tensor | None:
-        """The mask of the new positions: all that is needed, and of constant shape in decoding."""
-        return None if attention_mask is None else attention_mask[:, -inputs_embeds.shape[1] :]
-
-    def _update_model_kwargs_for_generation(
-        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> dict[str, Any]:
-        """What the next step is prepared from: its tokens are generated ones."""
-        found: dict[str, Any] = super()._update_model_kwargs_for_generation(
-            outputs, model_kwargs, *args, **kwargs
-        )
-        return found | {"generated": True}
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        *args: Any,
-        inputs_embeds: Tensor | None = None,
-        entity_mask: Tensor | None = None,
-        generated: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """What `forward` gets at each step: embeddings and entities go with the prompt alone.
-
-        A generated token is no padding: with a cache it needs no mask, which a recorded step would
-        have to wait for the GPU to look at.
-        """
-        cache = kwargs.get("past_key_values")
-        if generated and isinstance(cache, VortCache) and kwargs.get("next_sequence_length") == 1:
-            del kwargs["past_key_values"], kwargs["next_sequence_length"]
-            kwargs.pop("attention_mask", None)
-            if kwargs.keys() <= PLAIN_STEP:
-                token = input_ids[:, -1:]
-                if cache.is_compileable:  # a graph is for one stride, and a view's grows
-                    token = token.clone(memory_format=torch.contiguous_format)
-                last = {"input_ids": token, "past_key_values": cache}
-                return last | {name: kwargs[name] for name in kwargs.keys() & FORWARDED}
-            kwargs |= {"past_key_values": cache, "next_sequence_length": 1}
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
-            input_ids,  # type: ignore[arg-type]
-            *args,
-            inputs_embeds=inputs_embeds,  # type: ignore[arg-type]
-            **kwargs,
-        )
-        for name in ("tokenizer", "assistant_tokenizer"):
-            inputs.pop(name, None)  # of stopping at strings: `generate` hands them on to all
-        tokens = inputs.get("input_ids")
-        tokens = inputs.get("inputs_embeds") if tokens is None else tokens
-        if entity_mask is not None and tokens is not None:
-            length = tokens.shape[1]
-            if entity_mask.shape[1] >= length and length > 1:
-                inputs["entity_mask"] = entity_mask[:, -length:]
-        return inputs
-
 
 def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     """The mask of the new positions, None where all are tokens: looked at once, for all layers."""
@@ -666,11 +578,6 @@ def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | Non
     if labels is None or shift_labels is not None:
         return shift_labels
     return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-
-
-def _wrong_cache(given: object) -> str:
-    kind = type(given).__name__
-    return f"past_key_values must be a VortCache (model.new_cache()), got {kind}"
 
 
 def _leaves_to_kernels(hidden: Tensor) -> bool:
