@@ -176,12 +176,12 @@ def relative_errors(
 
 def step_errors(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     """Positions one at a time with a state moved on in place, against all at once."""
-    from vort.ops.short_convolution.triton.step import Inputs, heads_step, turn_table
+    from vort.ops.short_convolution.triton import Inputs, heads_step, turn_table
 
     given = make_inputs(case, dtype, device, seed)
     x, weight = given["x"].contiguous(), given["weight"]
     rest = (given["q_norm"], given["k_norm"])
-    sizes = (case.heads, case.kv_heads, 1e-6)
+    sizes = (None, None, case.heads, case.kv_heads, 1e-6, False)
     state = x.new_zeros(case.batch, case.size - 1, x.shape[2])
     parts = []
     for t in range(case.length):

@@ -193,7 +193,6 @@ def _by_kernels(
 ) -> Heads:
     """`to_heads` by the kernels."""
     from . import triton
-    from .triton import step as one_position
 
     dim = x.shape[2] // (num_heads + 2 * num_key_value_heads)
     cos = sin = None
@@ -204,19 +203,18 @@ def _by_kernels(
             if x.shape[1] > 1:
                 positions = positions + torch.arange(x.shape[1], device=x.device)
         cos, sin = triton.turn_table(positions, dim, rope_base, x.device)
+    given = (x, weight, state, age, q_norm, k_norm, cos, sin)
     sizes = (num_heads, num_key_value_heads, eps)
     moves = in_place and output_state and x.shape[1] == 1 and lengths is None
     if moves and state is not None and state.is_contiguous():
-        step = one_position.Inputs(x, weight, state, age, q_norm, k_norm, cos, sin, *sizes)
-        q, k, v, turned_q, turned_k = triton.heads_step(step)
+        inputs = triton.Inputs(*given, None, None, *sizes, twice=False)
+        q, k, v, turned_q, turned_k = triton.heads_step(inputs)
         return Heads(q, k, v, *((q, k) if turned_q is None else (turned_q, turned_k)), v, state)
-    maps = features if features is not None and _fit(x, dim, *features) else (None, None)
-    twice = cos is not None
-    given = (x, weight, state, age, q_norm, k_norm, cos, sin, *maps, *sizes, twice)
-    inputs = triton.Inputs._make(given)
+    q_map, k_map = features if features is not None and _fit(x, dim, *features) else (None, None)
+    inputs = triton.Inputs(*given, q_map, k_map, *sizes, twice=cos is not None)
     q, k, v, turned_q, turned_k, near_v = triton.heads_fused(inputs)
     after = _after(x, weight, state, lengths) if output_state else None
-    mapped = maps[0] is not None
+    mapped = q_map is not None
     again = None
     if turned_q is None:
         turned_q, turned_k = q, k

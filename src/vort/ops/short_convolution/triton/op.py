@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from vort.ops.gpu.together import room_for
 
 from .backward import sums_gradient_kernel, taps_gradient_kernel
 from .forward import heads_tile_kernel
+from .inputs import Inputs, dense_rows, empty_heads, turn_stride
 
-__all__ = ["Inputs", "heads_fused", "turned_again"]
+__all__ = ["heads_fused", "turned_again"]
 
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
@@ -24,35 +25,6 @@ BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8,
 TAPS, WIDE = Tile(32, 4, 1), 64
 # Programs that share the blocks of a backward: each leaves sums of its own.
 PROGRAMS, PROGRAMS_OF_TAPS = 3168, 3072
-
-
-class Inputs(NamedTuple):
-    """The arguments of `heads_fused`."""
-
-    x: Tensor
-    weight: Tensor
-    state: Tensor | None
-    age: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    cos: Tensor | None
-    sin: Tensor | None
-    q_map: Tensor | None
-    k_map: Tensor | None
-    num_heads: int
-    num_key_value_heads: int
-    eps: float
-    twice: bool
-
-    @property
-    def dim(self) -> int:
-        """The size of a head."""
-        return self.x.shape[2] // (self.num_heads + 2 * self.num_key_value_heads)
-
-    @property
-    def features(self) -> int:
-        """Logits of a map; the size of half a head without one."""
-        return self.dim // 2 if self.q_map is None else self.q_map.shape[2]
 
 
 def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
@@ -76,19 +48,6 @@ def _tile(inputs: Inputs, tiles: dict[int, Any]) -> Tile:
     return tile
 
 
-def _turn_stride(inputs: Inputs) -> int:
-    """A table of angles for each row is as long as the batch."""
-    x, cos = inputs.x, inputs.cos
-    apart = cos is not None and cos.shape[0] == x.shape[0] * x.shape[1] and x.shape[0] > 1
-    return x.shape[1] if apart else 0
-
-
-def _rows(inputs: Inputs) -> Inputs:
-    """Dense channels; rows and sequences of x may lie apart."""
-    x = inputs.x if inputs.x.stride(-1) == 1 else inputs.x.contiguous()
-    return Inputs._make((x, *(dense(t) for t in inputs[1:10]), *inputs[10:]))
-
-
 def _taps(weight: Tensor) -> Tensor:
     """`[W, C]` float32: threads have neighbouring channels."""
     return torch.empty(
@@ -96,26 +55,17 @@ def _taps(weight: Tensor) -> Tensor:
     ).copy_(weight.T)  # fmt: skip
 
 
-def _shapes(inputs: Inputs) -> Tensors:
-    x, sizes = inputs.x, (inputs.num_heads, *[inputs.num_key_value_heads] * 2)
-    q, k, v = (x.new_empty(*x.shape[:2], n, inputs.dim) for n in sizes)
-    turned = (torch.empty_like(q), torch.empty_like(k)) if inputs.cos is not None else (None, None)
-    if inputs.q_map is not None:
-        q, k = (x.new_empty(*x.shape[:2], n, 2 * inputs.features) for n in sizes[:2])
-    return q, k, v, *turned, None
-
-
 def _forward(inputs: Inputs) -> Tensors:
-    inputs = _rows(inputs)
+    inputs = dense_rows(inputs)
     x = inputs.x
     batch, length = x.shape[:2]
     constants = _constants(inputs, FORWARD)
     blocks = -(-length // constants["BT"])
-    outputs = _shapes(inputs)
+    outputs = empty_heads(inputs)
     taps = _taps(inputs.weight)
     launch(
         heads_tile_kernel, batch * blocks * (x.shape[2] // inputs.dim), x, taps, *inputs[2:10],
-        *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks, _turn_stride(inputs),
+        *outputs[:5], length, x.stride(0) // constants["UNIT"], blocks, turn_stride(inputs),
         inputs.eps, tile=_tile(inputs, FORWARD), **constants,
     )  # fmt: skip
     v = outputs[2]
@@ -133,7 +83,7 @@ def _pair(a: Tensor | None, b: Tensor | None, like: Sequence[Any]) -> list[Tenso
 
 
 def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
-    inputs = _rows(inputs)
+    inputs = dense_rows(inputs)
     x, weight = inputs.x, inputs.weight
     batch, length, channels = x.shape
     dim, heads, kv_heads = inputs.dim, inputs.num_heads, inputs.num_key_value_heads
@@ -141,7 +91,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     tile = _tile(inputs, BACKWARD)
     blocks = -(-length // tile.columns)
     parts = min(batch * blocks, max(1, PROGRAMS // (channels // dim)))
-    like: Any = _shapes(inputs) if any(g is None for g in grads[:5]) else grads
+    like: Any = empty_heads(inputs) if any(g is None for g in grads[:5]) else grads
     dq, dk = _pair(grads[0], grads[1], like[:2])
     dq_turned, dk_turned = _pair(grads[3], grads[4], like[3:5])
     wide: dict[str, Any] = {"dtype": torch.float32}
@@ -162,7 +112,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     launch(
         sums_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
         dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), du, *sums, parts,
-        batch * blocks, blocks, length, x.stride(0) // constants["UNIT"], _turn_stride(inputs),
+        batch * blocks, blocks, length, x.stride(0) // constants["UNIT"], turn_stride(inputs),
         inputs.eps, tile=tile, **constants,
     )  # fmt: skip
     dx, dtaps = _through_taps(inputs, constants, taps, du)
@@ -210,7 +160,7 @@ _heads = custom_op(
     Inputs,
     _forward,
     _backward,
-    _shapes,
+    empty_heads,
     outputs=("q", "k", "v", "q_turned", "k_turned", "v_again"),
     shown=6,
     gradients=("x", "weight", "q_norm", "k_norm", "q_map", "k_map"),
@@ -232,15 +182,15 @@ def heads_fused(inputs: Inputs) -> Some:
 
 def turned_again(inputs: Inputs) -> Tensors:
     """Turned queries and keys once more, without a backward: no map, no values."""
-    inputs = _rows(inputs)
+    inputs = dense_rows(inputs)
     x = inputs.x
     constants = _constants(inputs, FORWARD) | {"MAPPED": False}
     blocks = -(-x.shape[1] // constants["BT"])
     heads = inputs.num_heads + inputs.num_key_value_heads
-    turned = _shapes(inputs)[3:5]
+    turned = empty_heads(inputs)[3:5]
     launch(
         heads_tile_kernel, x.shape[0] * blocks * heads, x, _taps(inputs.weight), *inputs[2:8],
         None, None, None, None, None, *turned, x.shape[1], x.stride(0) // constants["UNIT"],
-        blocks, _turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
+        blocks, turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
     )  # fmt: skip
     return turned

@@ -4,23 +4,24 @@
 A program takes G heads of queries, of keys or of values, and walks over STEPS positions: the last
 inputs stay in registers, so that everything is read once and written once. A head is held as its
 two halves, ``[G, HALF]`` each, which RoPE turns into each other. x is a row of all heads, queries
-first, then keys, then values, a row every ``stride`` numbers. The backward walks the same way and
-computes the forward again.
+first, then keys, then values, a row every ``stride`` numbers.
 """
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from vort.ops.custom import Some, Tensors
-from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.custom import Some
+from vort.ops.gpu.launcher import Tile, launch, power_of_two
 from vort.ops.local_attention.triton.rope import angles
 
-__all__ = ["Inputs", "heads_step", "turn_table"]
+from .inputs import Inputs, dense_rows, empty_heads, turn_stride
+
+__all__ = ["heads_step", "turn_table"]
 
 WALK = Tile(columns=0, warps=4, stages=1)
 # Positions that a program walks over, and heads it has: measured on an H200.
@@ -180,27 +181,6 @@ def heads_kernel(
         store_state(last, xb1, xb2, xb3, cb, mask, C, W)
 
 
-class Inputs(NamedTuple):
-    """The arguments of `heads_step`."""
-
-    x: Tensor
-    weight: Tensor
-    state: Tensor | None
-    age: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    cos: Tensor | None
-    sin: Tensor | None
-    num_heads: int
-    num_key_value_heads: int
-    eps: float
-
-    @property
-    def dim(self) -> int:
-        """The size of a head."""
-        return self.x.shape[2] // (self.num_heads + 2 * self.num_key_value_heads)
-
-
 def _constants(inputs: Inputs) -> tuple[int, dict[str, Any]]:
     """How many programs a span takes, and what their kernels are compiled for."""
     heads, kv_heads, half = inputs.num_heads, inputs.num_key_value_heads, inputs.dim // 2
@@ -214,46 +194,24 @@ def _constants(inputs: Inputs) -> tuple[int, dict[str, Any]]:
     }  # fmt: skip
 
 
-def _numbers(inputs: Inputs, spans: int) -> tuple[Any, ...]:
-    """Lengths and strides; a table of angles for each row is as long as the batch."""
-    x, cos = inputs.x, inputs.cos
-    apart = cos is not None and cos.shape[0] == x.shape[0] * x.shape[1] and x.shape[0] > 1
-    return x.shape[1], x.stride(1), x.stride(0), spans, x.shape[1] if apart else 0, inputs.eps
-
-
-def _rows(inputs: Inputs) -> Inputs:
-    """Dense channels; rows and sequences of x may lie apart."""
-    x = inputs.x if inputs.x.stride(-1) == 1 else inputs.x.contiguous()
-    return Inputs(x, *(dense(t) for t in inputs[1:8]), *inputs[8:])  # type: ignore[arg-type, call-arg]
-
-
-def _shapes(inputs: Inputs) -> Tensors:
-    x, sizes = inputs.x, (inputs.num_heads, *[inputs.num_key_value_heads] * 2)
-    q, k, v = (x.new_empty(*x.shape[:2], n, inputs.dim) for n in sizes)
-    turned = (torch.empty_like(q), torch.empty_like(k)) if inputs.cos is not None else (None, None)
-    return q, k, v, *turned
-
-
-def _run(inputs: Inputs, *, update: bool = False) -> Tensors:
-    inputs = _rows(inputs)
-    batch, length = inputs.x.shape[:2]
-    blocks, constants = _constants(inputs)
-    steps = min(STEPS, power_of_two(length, 1))
-    spans = -(-length // steps)
-    outputs = _shapes(inputs)
-    launch(
-        heads_kernel, batch * spans * blocks, *inputs[:8], *outputs, *_numbers(inputs, spans),
-        STEPS=steps, UPDATE=update, tile=WALK, **constants,
-    )  # fmt: skip
-    return outputs
-
-
 def heads_step(inputs: Inputs) -> Some:
     """Queries, keys and values of one position, and the former two turned, or None twice.
 
-    Shapes as in `heads_fused`, T = 1. The state is moved on in place. No gradients.
+    Shapes as in `heads_fused`, T = 1, and no maps. The state is moved on in place. No gradients.
     """
-    return _run(inputs, update=True)
+    inputs = dense_rows(inputs)
+    x = inputs.x
+    batch, length = x.shape[:2]
+    blocks, constants = _constants(inputs)
+    steps = min(STEPS, power_of_two(length, 1))
+    spans = -(-length // steps)
+    outputs = empty_heads(inputs)[:5]
+    launch(
+        heads_kernel, batch * spans * blocks, *inputs[:8], *outputs, length, x.stride(1),
+        x.stride(0), spans, turn_stride(inputs), inputs.eps, STEPS=steps, UPDATE=True, tile=WALK,
+        **constants,
+    )  # fmt: skip
+    return outputs
 
 
 def turn_table(positions: int | Tensor, dim: int, base: float, device: torch.device) -> Any:
