@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
+from vort.ops.local_attention.block import Inputs
 from vort.ops.local_attention.checks import WIDEST
 
 from .kernels import attend_kernel, attended_key_kernel, attended_query_kernel
@@ -37,19 +38,6 @@ def choose_tiling(widest: int, dtype: torch.dtype) -> Tiling:
         # few steps in a walk: more programs on a multiprocessor gain more than deeper pipelines
         return Tiling(64, Tile(64, 4, 3, 128), Tile(32, 4, 3), Tile(32, 4, 2), "tf32")
     return Tiling(64, Tile(64, 4, 2), Tile(32, 4, 2), Tile(32, 4, 2), "tf32")
-
-
-class Inputs(NamedTuple):
-    """The arguments of the operators."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    start: Tensor | None
-    valid: Tensor | None
-    window: int
-    scale: float
-    with_entropy: bool
 
 
 def _blocks(length: int, size: int) -> int:
