@@ -327,7 +327,7 @@ def test_generate_differs_from_time_to_time_and_says_where_it_ended(
     # Nothing but ours is drawn.
     assert "%|" not in "".join(capfd.readouterr())
     config = json.loads((run / "model" / "config.json").read_text())
-    config["eos_token_id"] = list(range(256))
+    config["eos_token_id"] = list(range(config["vocab_size"]))
     (run / "model" / "config.json").write_text(json.dumps(config))
     assert "stopped at the end-of-text token after 1 tokens" in vort("generate", run)
 
