@@ -274,6 +274,16 @@ def test_a_gpu_picks_rows_after_the_memory(
 
 
 @pytest.mark.gpu
+def test_a_place_that_is_asked_for_twice_on_a_gpu_counts_twice() -> None:
+    model = model_of("vort", hidden_size=128, **RECALL).train().cuda()
+    batch = on_gpu(0)
+    batch["places"] = batch["places"].repeat_interleave(2)
+    loss = loss_on_gpu(model, batch, False, False)
+    loss.backward()
+    check_on_gpu(model, loss, batch, False)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", GPU_KINDS)
 def test_a_recorded_step_may_be_asked_for_other_places(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -48,7 +48,11 @@ class Asked(NamedTuple):
         """`[B T, ...]`: x `[rows, ...]` in its places, 0 elsewhere, as they are in `whole`."""
         if whole is None:
             whole = x.new_zeros(self.batch * self.length, *x.shape[1:])
-        return whole.index_copy_(0, self.places, x[: len(self.places)])
+        rows = x[: len(self.places)]
+        # Of places on a GPU nobody has seen whether each is there once: what comes twice is added.
+        if whole.is_cuda:
+            return whole.index_add_(0, self.places, rows)
+        return whole.index_copy_(0, self.places, rows)
 
     @contextmanager
     def lent(self, x: Tensor, name: str) -> Iterator[Tensor]:
