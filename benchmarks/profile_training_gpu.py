@@ -39,8 +39,8 @@ def training_step(
     cells = EXPERIMENTS[table].cells("paper", None)
     cell = next((c for c in cells if c.model == name), None)
     if cell is None:
-        rows = ", ".join(dict.fromkeys(c.model for c in cells)) or "none without files"
-        sys.exit(f"{table} must have a row {name!r} at the size of the paper; it has {rows}")
+        known = ", ".join(dict.fromkeys(c.model for c in cells)) or "none without files"
+        sys.exit(f"{table} must have a row {name!r} at the size of the paper; it has {known}")
     task = make_task(**cell.task)
     model = build_model(task, cell.config, cell.seed).cuda().train()
     scorer = Scorer(model, task.num_classes)

@@ -164,20 +164,18 @@ def recall_table(
         rest = tuple(row for row in rows if row not in ahead)
         every = tuple((conditions or {}).get(size, ({},)))
         lean, more = (once or {}).get(size, ()), (further or {}).get(size, {})
-        wanted = [
-            (model, seed, condition)
-            for condition in every
-            for seed in seeds
-            for model in ahead
-            if seed == seeds[0] or model not in lean
-        ]
-        wanted += [(model, seed, every[0]) for model, others in more.items() for seed in others]
-        wanted += [
-            (model, seed, every[0])
-            for seed in seeds
-            for model in rest
-            if seed == seeds[0] or model not in lean
-        ]
+
+        def grid(models: Sequence[str], conditions: Sequence[Any]) -> list[tuple[str, int, Any]]:
+            return [
+                (model, seed, condition)
+                for condition in conditions
+                for seed in seeds
+                for model in models
+                if seed == seeds[0] or model not in lean
+            ]
+
+        added = [(model, seed, every[0]) for model, others in more.items() for seed in others]
+        wanted = [*grid(ahead, every), *added, *grid(rest, every[:1])]
         return [
             recall_cell(
                 name,
@@ -426,8 +424,8 @@ _FIRST = (
     *("vort", "mixture_rates_gain", "mixture_rates_gated", "uniform_power_law_gated"),
     *("vort_one_scale", "exponential_learned_gated", "power_law", "gla_gated"),
 )
-# VORT and those that three seeds did not tell from it.
-_CLOSEST = ("vort", "mixture_rates_gain", "mixture_rates_gated", "uniform_power_law_gated")
+# VORT and those with its state that three seeds did not tell from it.
+_CLOSEST = _FIRST[:4]
 PILOT_ROWS: dict[Size, tuple[str, ...]] = {
     "laptop": (
         *("vort", "vort_paper", "uniform_power_law", "power_law", "mixture", "exponential"),
