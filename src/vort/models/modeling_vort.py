@@ -25,7 +25,7 @@ from vort.models.folder import check_files, check_weights, show_in_transformers
 from vort.models.generation import VortGenerationMixin
 from vort.models.prefill import pieces_of, prefill_graph_for
 from vort.models.tensor_parallel import register_styles, tensor_parallel_plan
-from vort.ops.asked import Asked, norm_of_asked
+from vort.ops.asked import Asked, check_places, check_range, norm_of_asked
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import has_triton, transformed
 from vort.ops.linear import is_plain, is_watched, linear_cross_entropy, products
@@ -111,14 +111,11 @@ class VortPreTrainedModel(PreTrainedModel):
 
 def _check_asked(asked: Tensor, count: int | None) -> None:
     """Refuse what are no places, or of `count` positions none; values only where that is free."""
-    if asked.ndim != 1 or asked.dtype != torch.int64:
-        raise ValueError(
-            f"asked must be [N] places, int64, got {list(asked.shape)} of {asked.dtype}"
-        )
+    check_places(asked)
     if asked.device.type != "cpu" or not len(asked) or traced(asked):
         return
-    if count is not None and not 0 <= asked.min() <= asked.max() < count:
-        raise ValueError(f"asked must lie in [0, {count}), got {asked.min()} to {asked.max()}")
+    if count is not None:
+        check_range(asked, count)
     if len(asked.unique()) < len(asked):
         raise ValueError("asked must name each place once")
 

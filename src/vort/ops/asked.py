@@ -18,7 +18,15 @@ from torch.nn import functional as F
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.rms_norm import rms_norm
 
-__all__ = ["Asked", "heads_of_asked", "linear_of_asked", "norm_of_asked", "pick"]
+__all__ = [
+    "Asked",
+    "check_places",
+    "check_range",
+    "heads_of_asked",
+    "linear_of_asked",
+    "norm_of_asked",
+    "pick",
+]
 
 # Zeros that are kept for the next sum, of so many numbers or fewer: making them anew takes longer
 # than what is done with them.
@@ -70,6 +78,20 @@ class Asked(NamedTuple):
             yield self.put(x, whole)
         finally:
             whole.index_fill_(0, self.places, 0)
+
+
+def check_places(asked: Tensor) -> None:
+    """Refuse what are no places."""
+    if asked.ndim != 1 or asked.dtype != torch.int64:
+        raise ValueError(
+            f"asked must be [N] places, int64, got {list(asked.shape)} of {asked.dtype}"
+        )
+
+
+def check_range(asked: Tensor, count: int) -> None:
+    """Refuse places that are none of `count` positions; this looks at numbers."""
+    if len(asked) and not 0 <= asked.min() <= asked.max() < count:
+        raise ValueError(f"asked must lie in [0, {count}), got {asked.min()} to {asked.max()}")
 
 
 # By name, for each thread its own.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vort.names import check_choice
+from vort.ops.asked import check_places, check_range
 
 __all__ = [
     "DEFAULT_EPS",
@@ -104,7 +105,8 @@ def check_inputs(inputs: Inputs) -> None:
     check_choice("normalizer", inputs.normalizer, NORMALIZERS)
     _check_shapes(inputs)
     _check_packing(inputs)
-    _check_asked(inputs)
+    if inputs.asked is not None:
+        check_places(inputs.asked)
     _check_state(inputs)
     if torch.compiler.is_compiling():
         return
@@ -113,7 +115,7 @@ def check_inputs(inputs: Inputs) -> None:
         if inputs.cu_seqlens is not None:
             _check_bounds(inputs.cu_seqlens.tolist(), inputs.q.shape[1])
         if inputs.asked is not None:
-            _check_places(inputs.asked, inputs.q.shape[0] * inputs.q.shape[1])
+            check_range(inputs.asked, inputs.q.shape[0] * inputs.q.shape[1])
     if debugging():
         _check_finite(
             {
@@ -165,19 +167,6 @@ def _check_packing(inputs: Inputs) -> None:
         raise ValueError(f"cu_seqlens must be [N + 1] with N >= 1, got {list(cu_seqlens.shape)}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
-
-
-def _check_asked(inputs: Inputs) -> None:
-    asked = inputs.asked
-    if asked is not None and (asked.dim() != 1 or asked.dtype != torch.int64):
-        raise ValueError(
-            f"asked must be [N] places, int64, got {list(asked.shape)} of {asked.dtype}"
-        )
-
-
-def _check_places(asked: Tensor, count: int) -> None:
-    if len(asked) and not 0 <= asked.min() <= asked.max() < count:
-        raise ValueError(f"asked must lie in [0, {count}), got {asked.min()} to {asked.max()}")
 
 
 def _check_bounds(bounds: list[int], length: int) -> None:
