@@ -43,7 +43,8 @@ tenth of its steps, `--cells PATTERN` takes some of them, and `--set training.le
 
 Learning rates and decays are searched in stages (`vort tune`), with the same budget for every row:
 seven short trials, the best three at a quarter of a run, the best two at full length; where the
-best lies at the edge of what a row has tried, the value beyond is tried too. The lowest bits on
+best lies at the edge of what a row has tried, the value beyond is tried too, and at full length a
+rate has both its neighbours tried (searches before 17 November 2026 had not). The lowest bits on
 validation data of seed 100 win, a seed that no table uses. All trials, and those of earlier
 searches, are in `src/vort/lab/experiments/trials.jsonl`, which only grows. Notes say which rows
 still have rates from an earlier search of short trials, or none that were searched.

@@ -80,13 +80,18 @@ def test_every_row_gets_the_same_number_of_trials_of_the_same_lengths(size: Size
     budgets = set()
     for search in row_searches(PILOT, size):
         full = search.cell.training["steps"]
-        # The best is in the middle of every range: nothing lies beyond an edge.
+        # The best is in the middle of every range: nothing lies beyond an edge, but for rates on
+        # either side that no trial of full length has had.
         cells = walk(search, from_the_middle)
         shares = (round(full / 16), round(full / 4), full)
         assert [c.training["steps"] for c in cells] == [
             shares[c.tags["stage"] - 1] for c in cells
         ], search.row
-        budgets.add(tuple(len(of_stage(cells, stage)) for stage in (1, 2, 3)))
+        planned = [cell for cell in cells if not cell.search]
+        budgets.add(tuple(len(of_stage(planned, stage)) for stage in (1, 2, 3)))
+        further = [cell for cell in cells if cell.search]
+        assert {cell.tags["stage"] for cell in further} == {3}
+        assert len(further) <= 2
         assert {cell.seed for cell in cells} == {cell.task["seed"] for cell in cells} == {SEED}
         assert {cell.training["test_sequences"] for cell in cells} == {0}
         assert not any(cell.after for cell in cells)
@@ -148,12 +153,18 @@ def test_each_stage_goes_on_with_the_best_of_the_one_before(data: Any, row: str)
         assert len(members) == PLANNED[stage - 1] + len(beyond)
         # An edge was the best when a trial beyond it was made, and is no longer at the end.
         best = min(members, key=bits)
-        upto = [rate(c) for c in cells if c.tags["stage"] <= stage]
-        if len(beyond) < 5:
+        # At full length only what was tried at full length counts.
+        upto = [rate(c) for c in cells if c.tags["stage"] <= stage < 3 or c.tags["stage"] == stage]
+        if _rounds(beyond) < 5:
             assert min(upto) < rate(best) < max(upto)
     lines = [{**line(cell), "score": bits(cell)} for cell in cells]
     winner = min(of_stage(cells, 3), key=bits)
     assert searched(f"pilot/{row}", "paper", lines) == line(winner)["settings"]
+
+
+def _rounds(beyond: list[Cell]) -> int:
+    """How often a stage went beyond an edge."""
+    return len({cell.search for cell in beyond})
 
 
 def line(cell: Cell, **changes: Any) -> dict[str, Any]:
@@ -188,6 +199,26 @@ def test_a_row_that_is_best_at_an_edge_is_searched_further(low: bool) -> None:
     assert sorted(found, key=lambda r: abs(r - best))[0] not in (min(found), max(found))
     numbers = [cell.search for cell in of_stage(cells, 1) if cell.search]
     assert numbers == [f"beyond the edge, {n}" for n in range(1, len(further) + 1)]
+
+
+def test_at_full_length_the_next_rates_are_tried_whatever_short_trials_said() -> None:
+    def bits(cell: Cell) -> float:
+        # Short trials like a high rate, whole ones a low one.
+        best = RATES[1] if cell.tags["stage"] == 3 else RATES[5]
+        return abs(log(rate(cell) / best))
+
+    whole = [rate(cell) for cell in of_stage(walk(of_row("vort"), bits), 3)]
+    assert whole[2:] == [RATES[4], RATES[3], RATES[2], RATES[1], RATES[0]]
+
+
+def test_a_rate_that_all_of_full_length_have_is_held_against_both_its_neighbours() -> None:
+    def bits(cell: Cell) -> float:
+        return 10 * abs(log(rate(cell) / 3e-3)) + cell.config["horizon"] / 1e6
+
+    whole = of_stage(walk(of_row("mixture"), bits), 3)
+    (planned,) = {rate(cell) for cell in whole if not cell.search}
+    assert len(whole) == 4
+    assert sorted({rate(cell) for cell in whole})[1] == planned
 
 
 def test_a_decay_at_its_edge_is_searched_further_too() -> None:

@@ -4,8 +4,9 @@ Stage 1 tries seven settings for a small share of a run, stage 2 the best three 
 stage 3 the best two for all of it; the lowest bits on the validation split win. Learning rates lie
 between 3e-4 and 1e-2; a row with a decay of its own to choose spends some of its seven trials on
 that. Where the best of a stage lies at the edge of what its row has tried, the value beyond is
-tried in that stage too, and the one beyond that. The seed is one of no table, and no test split is
-seen.
+tried in that stage too, and the one beyond that; at full length a learning rate is at the edge
+until the next one on either side was tried at that length, since short trials favour others. The
+seed is one of no table, and no test split is seen.
 
 All that was ever tried is in `trials.jsonl`, a line each; it only grows, and the best settings
 follow from it. `vort tune` makes trials, `vort tune --collect` takes them up.
@@ -239,7 +240,7 @@ class RowSearch:
             if missing:
                 return done, missing
             for number in range(1, _BEYOND + 1):
-                further = self._beyond(stage, settings, [*tried, *settings], scores)
+                further = self._beyond(stage, settings, tried, scores)
                 missing = self._missing(stage, further, scores, number)
                 done += len(further) - len(missing)
                 if missing:
@@ -307,24 +308,39 @@ class RowSearch:
     def _beyond(
         self, stage: int, settings: Sequence[Settings], tried: Sequence[Settings], scores: Scores
     ) -> list[Settings]:
-        """Where the best of a stage lies at an edge of what was tried: the settings beyond it."""
+        """Where the best of a stage lies at an edge of what was tried: the settings beyond it.
+
+        tried: in the stages before.
+        """
         ranked = self._ranked(stage, settings, scores)
         if not ranked:
             return []
-        best, found = ranked[0], []
+        best, known, found = ranked[0], [*tried, *settings], []
         for name, value in best.items():
-            values = sorted({each[name] for each in tried})
-            if len(values) < 2 or value not in (values[0], values[-1]):
+            # At full length a learning rate is held against others of full length alone.
+            whole = name == "learning_rate" and stage == len(_LATER) + 1
+            values = sorted({each[name] for each in (settings if whole else known)})
+            if len(values) == 1 and not whole:
                 continue
-            low = value == values[0]
-            if name == "learning_rate":
-                further = float(f"{value / RATIO if low else value * RATIO:.1e}")
-            else:
-                ratio = values[1] / values[0] if low else values[-1] / values[-2]
-                further = float(f"{value / ratio if low else value * ratio:.3g}")
-            whole = isinstance(value, int)
-            found.append({**best, name: max(2, round(further)) if whole else further})
-        return [each for each in found if each not in tried]
+            every = sorted({each[name] for each in known})
+            sides = (side for side, end in ((-1, values[0]), (1, values[-1])) if value == end)
+            found += [{**best, name: _next_value(name, value, every, side)} for side in sides]
+        return [each for each in found if each not in settings]
+
+
+def _next_value(name: str, value: float, tried: Sequence[float], side: int) -> float:
+    """The value of a setting that follows one that was tried, below (-1) or above it (1).
+
+    tried: in order; where it has none that follows, as far away as its neighbours are.
+    """
+    place = tried.index(value) + side
+    if 0 <= place < len(tried):
+        return tried[place]
+    if name == "learning_rate":
+        return float(f"{value * RATIO**side:.1e}")
+    ratio = tried[1] / tried[0] if side < 0 else tried[-1] / tried[-2]
+    further = float(f"{value * ratio**side:.3g}")
+    return max(2, round(further)) if isinstance(value, int) else further
 
 
 def row_searches(
