@@ -11,7 +11,7 @@ from tests.models.cases import model_of, tokens
 from vort.memories import retention_memory
 from vort.memories.interface import MemoryOutput
 from vort.memories.retention_memory import without_queries
-from vort.models import VortConfig, VortForCausalLM, modeling_vort
+from vort.models import VortConfig, VortForCausalLM
 from vort.models.block import VortBlock
 from vort.models.training import RecordedStep
 from vort.ops.asked import Asked
@@ -37,23 +37,23 @@ def answers(model: Any, index: Tensor, whole: bool, **options: Any) -> tuple[Ten
     return found, [x.grad.clone() for x in model.parameters() if x.grad is not None]
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, name: str = "of_asked") -> list[int]:
-    """How many rows the last block was asked for, call by call."""
+def spied(monkeypatch: pytest.MonkeyPatch, late: bool = False) -> list[int]:
+    """How many rows the last block was asked for, to be picked late or not, call by call."""
     seen: list[int] = []
-    called = getattr(VortBlock, name)
+    called = VortBlock.of_asked
 
     def spy(self: VortBlock, *given: Any) -> Any:
-        seen.extend(len(x.places) for x in given if isinstance(x, Asked))
+        seen.extend(len(x.places) for x in given if isinstance(x, Asked) and x.late == late)
         return called(self, *given)
 
-    monkeypatch.setattr(VortBlock, name, spy)
+    monkeypatch.setattr(VortBlock, "of_asked", spy)
     return seen
 
 
 def picked_late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As on a GPU: rows are picked after the memory. How many, call by call."""
-    monkeypatch.setattr(modeling_vort, "_picks_late", lambda hidden: True)
-    return spied(monkeypatch, "of_rows")
+    monkeypatch.setattr(Asked, "late", True)
+    return spied(monkeypatch, late=True)
 
 
 @pytest.mark.parametrize("kind", [*NAMES, "paper"])
@@ -159,6 +159,18 @@ def test_where_a_block_must_see_all_positions_it_does(
     torch.testing.assert_close(found[0], expected[0])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_still_to_be_added_is(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asked, "late", late)
+    block: Any = model_of(output_gate=True).model.layers[-1]
+    x, delta = torch.randn(2, BATCH, LENGTH, 32)
+    asked = Asked(places(), BATCH, LENGTH)
+    found, rest = block.of_asked(x, delta, asked, None)
+    found = (found if rest is None else found + rest)[: len(asked.places)]
+    expected = block(x, delta)[0].flatten(0, 1)[asked.places]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_memory_that_knows_nothing_of_it_answers_for_all() -> None:
     model = model_of("vort")
     memory: Any = model.model.layers[-1].self_attn.memory
@@ -261,7 +273,7 @@ def check_on_gpu(model: Any, loss: Tensor, batch: dict[str, Tensor], half: bool)
 def test_a_gpu_picks_rows_after_the_memory(
     kind: str, half: bool, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = spied(monkeypatch, "of_rows")
+    seen = spied(monkeypatch, late=True)
     model = model_of(kind, hidden_size=128, **more).train().cuda()
     batch = on_gpu(0)
     loss = loss_on_gpu(model, batch, False, half)
@@ -288,7 +300,7 @@ def test_a_place_that_is_asked_for_twice_on_a_gpu_counts_twice() -> None:
 def test_a_recorded_step_may_be_asked_for_other_places(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = spied(monkeypatch, "of_rows")
+    seen = spied(monkeypatch, late=True)
     model = model_of(kind, hidden_size=128, **RECALL).train().cuda()
     step = RecordedStep(model, lambda batch: loss_on_gpu(model, batch, False, True))
     for seed in range(7):

@@ -1,6 +1,5 @@
 """The VORT layer: retrieval from a power-law memory, plus attention to what is near."""
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,11 +35,7 @@ _ARGUMENTS = ("attention_mask", "past_key_values", "use_cache", "cu_seqlens", "e
 
 
 class _Piece(NamedTuple):
-    """One call's tokens, as the parts of the layer need them.
-
-    Positions alone whose output is wanted are `asked` where every part leaves out what it can of
-    the others, and `rows` where only what follows the memory does.
-    """
+    """One call's tokens, as the parts of the layer need them."""
 
     hidden_states: Tensor
     entity: Tensor | None
@@ -51,14 +46,10 @@ class _Piece(NamedTuple):
     delta: Tensor | None
     norm: Norm | None
     asked: Asked | None = None
-    rows: Asked | None = None
 
 
 class _Mixed(NamedTuple):
-    """What a piece becomes: hidden states before their norm, output, state, orders.
-
-    The first two of `_Piece.rows` alone where they are given, `[1, rows, hidden_size]`.
-    """
+    """What a piece becomes: hidden states before their norm, output, state, orders."""
 
     hidden_states: Tensor
     output: Tensor
@@ -242,15 +233,15 @@ class VortAttention(nn.Module):
         delta: Tensor | None = None,
         output_orders: bool = False,
         part: Any = None,
-        rows: Asked | None = None,
+        asked: Asked | None = None,
     ) -> Any:
         """Hidden states + delta, then what `forward` returns for the norm of that.
 
         What else reads the sum should read the one that is returned: its gradients are added up
         where the norm's is made.
 
-        rows: positions whose sum and output alone are wanted, each `[1, rows, hidden_size]` as
-        `pick` has them; with a norm, of whole sequences from their start.
+        asked: the only positions whose output is wanted, `[rows, hidden_size]` as `pick` has it; of
+        whole sequences from their start, through projections without biases.
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
@@ -278,8 +269,8 @@ class VortAttention(nn.Module):
         single = length == 1 and padding is None and cu_seqlens is None
         in_place = single and use_cache and getattr(past_key_values, "in_place", False)
         packed = None if stateful else cu_seqlens
-        rest = (padding, packed, use_cache, in_place, delta, first)
-        piece = _Piece(x, entity_mask, *rest, rows=rows)
+        rest = (padding, packed, use_cache, in_place, delta, first, asked)
+        piece = _Piece(x, entity_mask, *rest)
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
         mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
@@ -331,68 +322,58 @@ class VortAttention(nn.Module):
         q, k, v = heads[:3]
         rest = (entropy, piece.entity, padding, piece.cu_seqlens, piece.in_place, along)
         past = None if before is None else _below(before, "memory.")
-        looked_at = None if piece.rows is None else piece.rows.places
-        options: Any = {"mapped": heads.mapped, "asked": piece.asked, "looked_at": looked_at}
-        inputs = MemoryInputs(x, q, k, v, *rest, **options)
+        inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
         found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
-        join = self._join if piece.asked is None else partial(self._join_asked, piece.asked)
-        output = found.output
-        if piece.rows is not None:
-            residual, output = (_rows(t, piece.rows) for t in (residual, output))
-            local = None if local is None else _rows(local, piece.rows)
-        output = join(x, output, local, gate)
+        output = self._join(x, found.output, local, gate, piece.asked)
         if padding is not None:
             output = output.masked_fill(~padding.real[..., None], 0)
         return _Mixed(residual, output, after, found.order)
 
-    def _join(self, x: Tensor, found: Tensor, local: Tensor | None, gate: Tensor | None) -> Tensor:
+    def _join(
+        self,
+        x: Tensor,
+        found: Tensor,
+        local: Tensor | None,
+        gate: Tensor | None,
+        asked: Asked | None = None,
+    ) -> Tensor:
         """The layer's output from what memory and local attention found."""
+        if asked is not None:
+            found = found if found.ndim == 3 else pick(found, asked)
+            local = None if local is None else pick(local, asked)
         if is_plain(x, self.o_proj) and (self.norm is None or type(self.norm) is RMSNorm):
             norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
             options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
             return gated_norm_linear(found, self.o_proj.weight, **options)  # type: ignore[arg-type]
         mixed = found if local is None else found + local
-        mixed = (mixed if self.norm is None else self.norm(mixed)).flatten(2)
-        output: Tensor = self.o_proj(mixed if gate is None else mixed * nn.functional.silu(gate))
-        return output
-
-    def of_asked(self, hidden_states: Tensor, asked: Asked, entity_mask: Tensor | None) -> Tensor:
-        """`forward` for some positions alone, `[rows, hidden_size]` as in `pick`.
-
-        Of whole sequences from their start, on a CPU, through projections without biases.
-        """
-        rest = (None, None, False, False, None, None)
-        return self._mix(_Piece(hidden_states, entity_mask, *rest, asked), None).output
-
-    def _join_asked(
-        self, asked: Asked, x: Tensor, found: Tensor, local: Tensor | None, gate: Tensor | None
-    ) -> Tensor:
-        """`_join` for some positions alone."""
-        found = found if found.ndim == 3 else pick(found, asked)
-        local, gate = (None if t is None else pick(t, asked) for t in (local, gate))
-        mixed = found if local is None else found + local
-        if self.norm is not None:
-            mixed = norm_of_asked(mixed, *self.norm.fused(), asked)
-        mixed = mixed.flatten(1)
+        early = None if asked is None or asked.late else asked
+        if self.norm is not None and early is not None:
+            mixed = norm_of_asked(mixed, *self.norm.fused(), early)
+        elif self.norm is not None:
+            mixed = self.norm(mixed)
+        mixed = mixed.flatten(-2)
         mixed = mixed if gate is None else mixed * nn.functional.silu(gate)
-        return linear_of_asked(mixed, self.o_proj.weight, asked)
+        if early is not None:
+            return linear_of_asked(mixed, self.o_proj.weight, early)
+        output: Tensor = self.o_proj(mixed)
+        return output
 
     def _project(
         self, piece: _Piece, before: State | None, after: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor, Heads, Tensor | None, Along | None]:
         """Hidden states as they came, and normed; heads; output gate; what the memory asked for.
 
-        The gate is that of `piece.rows`, where they are given.
+        The gate is that of positions asked for, where some are.
         """
         x, projections = piece.hidden_states, (self.q_proj, self.k_proj, self.v_proj)
-        gate = along = None
-        gates_all = self.g_proj is not None and piece.rows is None
+        along, asked = None, piece.asked
         if is_plain(x, *projections, self.g_proj):
             groups = [[p.weight for p in projections]]
-            if self.g_proj is not None and gates_all:
-                groups.append([self.g_proj.weight])
+            gating = self.g_proj if asked is None else None
+            if gating is not None:
+                groups.append([gating.weight])
                 if x.shape[0] * x.shape[1] < FEW:
                     # A product of few rows takes as long as a launch: one for all.
                     groups = [[*groups[0], *groups[1]]]
@@ -402,20 +383,19 @@ class VortAttention(nn.Module):
             residual, x, first, *rest = products(x, *groups, delta=piece.delta, norm=piece.norm)
             if along is not None:
                 along = along._replace(product=rest.pop())
-            if self.g_proj is not None and gates_all:
-                size = self.g_proj.out_features
+            if gating is None:
+                gate = self._gate(x, asked)
+            else:
+                size = gating.out_features
                 first, gate = (first, rest[0]) if rest else (first[..., :-size], first[..., -size:])
             parts = [first]
         else:
             x = residual = x if piece.delta is None else x + piece.delta
             x = x if piece.norm is None else rms_norm(x, *piece.norm)
-            if piece.asked is not None and self._asks_alone():
-                heads = self._heads_of_asked(x, piece.asked)
-                return residual, x, heads, None if self.g_proj is None else self.g_proj(x), None
+            if asked is not None and not asked.late and self._asks_alone():
+                return residual, x, self._heads_of_asked(x, asked), self._gate(x, asked), None
             parts = [projection(x) for projection in projections]
-            gate = self.g_proj(x) if self.g_proj is not None and gates_all else None
-        if self.g_proj is not None and piece.rows is not None:
-            gate = self.g_proj(_rows(x, piece.rows))
+            gate = self._gate(x, asked)
         norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
         conv = self.convolution
         heads = to_heads(
@@ -438,6 +418,13 @@ class VortAttention(nn.Module):
         if heads.state is not None:
             after["conv"] = heads.state
         return residual, x, heads, gate, along
+
+    def _gate(self, x: Tensor, asked: Asked | None) -> Tensor | None:
+        """The output gate; of positions asked for alone, where some are."""
+        if self.g_proj is None:
+            return None
+        gate: Tensor = self.g_proj(pick(x, asked) if asked is not None and asked.late else x)
+        return gate if asked is None or asked.late else pick(gate, asked)
 
     def _asks_alone(self) -> bool:
         """Whether the memory alone looks at queries, and wants no others than those asked for."""
@@ -484,11 +471,6 @@ class VortAttention(nn.Module):
         if state is not None:
             after.update({f"local.{name}": value for name, value in state._asdict().items()})
         return output, entropy
-
-
-def _rows(x: Tensor, asked: Asked) -> Tensor:
-    """What `pick` picks, `[1, rows, ...]`: as a single sequence of these positions."""
-    return pick(x, asked).unsqueeze(0)
 
 
 def _below(state: State, prefix: str) -> dict[str, Tensor]:

@@ -50,10 +50,8 @@ class MemoryInputs:
         mapped: q and k went through the memory's maps (`Memory.maps`) before they came.
         part: where sequences are cut over processes, this one's part (`vort.distributed`): what
             stands before it is asked for the state that others' tokens left.
-        asked: the positions whose output is wanted; a memory may give those alone, see
-            `MemoryOutput`, or all.
-        looked_at: `[N]`, flat places b T + t of the only outputs that will be looked at: they are
-            wanted among all, of which a memory may leave the others 0.
+        asked: the only positions whose output will be looked at; a memory may give these alone, see
+            `MemoryOutput`, or all, of which others may be 0.
     """
 
     hidden_states: Tensor
@@ -69,7 +67,6 @@ class MemoryInputs:
     mapped: bool = False
     part: Any = None
     asked: Asked | None = None
-    looked_at: Tensor | None = None
 
     @property
     def positions(self) -> tuple[int, int, int]:

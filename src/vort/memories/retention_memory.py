@@ -50,8 +50,8 @@ class Routing(NamedTuple):
     Attributes:
         write: `[B, T, H, S]`, how much each token writes to each scale.
         log_decay: `[S]` or `[H, S]`, log of what a scale keeps in one step.
-        read: `[B, T, H, S]`, how much each query reads of each; None: all alike. Where some
-            positions are asked for (`MemoryInputs.asked`), it may be `[rows, H, S]` of those.
+        read: `[B, T, H, S]`, how much each query reads of each; None: all alike. Where
+            `MemoryInputs.asked` are not picked late, it may be `[rows, H, S]` of those.
         order: `[B, T, H]`, the fractional order behind `write`; None where there is none.
     """
 
@@ -128,8 +128,9 @@ class RetentionMemory(Memory):
             inputs = replace(inputs, asked=None)
         routing = self.route(inputs)
         inputs = inputs if inputs.mapped else self._map(inputs)
-        if inputs.asked is not None:
-            return MemoryOutput(self._answer(inputs, routing, inputs.asked), None, routing.order)
+        asked = inputs.asked
+        if asked is not None and not asked.late:
+            return MemoryOutput(self._answer(inputs, routing, asked), None, routing.order)
         if inputs.part is not None:
             given = (inputs.k, inputs.v, routing.write, routing.log_decay, self.normalizer)
             state = inputs.part.retained_before(*given)
@@ -145,11 +146,9 @@ class RetentionMemory(Memory):
             inputs = inputs.with_all_heads()
             inputs = replace(inputs, k=self.key_map(inputs.k))
         query_map = self.key_map if self.query_map is None else self.query_map
-        normalized = self.normalizer != "none"
-        if inputs.asked is not None:
-            return replace(
-                inputs, q=query_map.map_asked(inputs.q, inputs.asked, normalized=normalized)
-            )
+        normalized, asked = self.normalizer != "none", inputs.asked
+        if asked is not None and not asked.late:
+            return replace(inputs, q=query_map.map_asked(inputs.q, asked, normalized=normalized))
         q = query_map.map_query(inputs.q) if normalized else query_map(inputs.q)
         return replace(inputs, q=q)
 
@@ -229,7 +228,7 @@ class RetentionMemory(Memory):
             output_final_state=output_state,
             cu_seqlens=inputs.cu_seqlens,
             eps=self.eps,
-            asked=inputs.looked_at,
+            asked=None if inputs.asked is None else inputs.asked.places,
         )
         if after is None:
             return output, None
@@ -335,14 +334,14 @@ class Gates(nn.Module):
     def forward(
         self, hidden_states: Tensor, asked: Asked | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(gate, read) for every token; read of those alone that are asked for, `[rows, H, S]`."""
+        """(gate, read) for every token; read `[rows, H, S]` of those asked for, if not late."""
         gate = read = None
         if self.write is not None:
             gate = torch.sigmoid(widen(self.write(hidden_states)))
         if self.read is not None:
             sizes = (self.num_heads, self.num_scales)
             logits = widen(self.read(hidden_states)).unflatten(-1, sizes)
-            logits = logits if asked is None else pick(logits, asked)
+            logits = logits if asked is None or asked.late else pick(logits, asked)
             read = logits.softmax(-1) * self.num_scales
         return gate, read
 

@@ -60,46 +60,36 @@ class VortBlock(GradientCheckpointingLayer):
             hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
         return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
 
-    def takes_asked(self) -> bool:
+    def takes_asked(self, asked: Asked) -> bool:
         """Whether `of_asked` does what `forward` would: all parts are ours, and nobody watches."""
         attention, mlp = self.self_attn, self.mlp
         if type(mlp) is not VortMLP or is_watched(self, attention, mlp):
             return False
-        norms = (self.post_attention_layernorm, *([attention.norm] if attention.norm else []))
-        projections = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        norms = [self.post_attention_layernorm, *([attention.norm] if attention.norm else [])]
+        projections = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        if asked.late:
+            norms += [self.input_layernorm]
+            projections += [attention.g_proj] if attention.g_proj else []
         return are_bare(*norms) and all(is_bare(each) for each in projections)
 
-    def takes_rows(self) -> bool:
-        """Whether `of_rows` does what `forward` would."""
-        gate = self.self_attn.g_proj
-        bare = are_bare(self.input_layernorm) and (gate is None or is_bare(gate))
-        return bare and self.takes_asked()
-
-    def of_asked(self, hidden_states: Tensor, asked: Asked, entity_mask: Tensor | None) -> Tensor:
-        """`forward` for some positions alone: `[rows, hidden_size]`, see `vort.ops.asked`."""
-        attention, norm = self.self_attn, self.post_attention_layernorm
-        mixed = attention.of_asked(self.input_layernorm(hidden_states), asked, entity_mask)
-        hidden_states = pick(hidden_states, asked) + mixed
-        normed = norm_of_asked(hidden_states, *norm.fused(), asked)
-        return hidden_states + self.mlp.of_asked(normed, asked)
-
-    def of_rows(
+    def of_asked(
         self,
         hidden_states: Tensor,
         delta: Tensor | None,
         asked: Asked,
         entity_mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """`deferred` for some positions alone: hidden states and delta, `[1, rows, hidden_size]`.
-
-        All that looks at other positions, up to the memory, is computed of all, as kernels do it at
-        their best; what follows, of these alone.
-        """
-        attention, norm = self.self_attn, self.input_layernorm
-        rows, mixed, _ = attention.after_norm(
-            norm, hidden_states, entity_mask=entity_mask, delta=delta, rows=asked
-        )
-        return self.mlp.after_norm(self.post_attention_layernorm, rows, mixed)
+    ) -> tuple[Tensor, Tensor | None]:
+        """`deferred` for some positions alone: hidden states and delta, `[rows, hidden_size]`."""
+        attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
+        given: dict[str, Any] = {"entity_mask": entity_mask, "asked": asked}
+        if asked.late:
+            found = attention.after_norm(self.input_layernorm, hidden_states, delta=delta, **given)
+            return mlp.after_norm(norm, pick(found[0], asked), found[1])
+        hidden_states = hidden_states if delta is None else hidden_states + delta
+        _, mixed, _ = attention.after_norm(None, self.input_layernorm(hidden_states), **given)
+        hidden_states = pick(hidden_states, asked) + mixed
+        normed = norm_of_asked(hidden_states, *norm.fused(), asked)
+        return hidden_states + mlp.of_asked(normed, asked), None
 
     def _step(
         self,

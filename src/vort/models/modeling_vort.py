@@ -265,19 +265,18 @@ class VortModel(VortPreTrainedModel):
         }
         options |= {} if part is None else {"part": part}
         keep = bool(output_hidden_states)
-        rows = None
+        alone = None
         if asked is not None:
             _check_asked(asked, hidden.shape[0] * hidden.shape[1] if packing is None else None)
-        if asked is not None and self._answers(hidden, options, keep):
-            rows = Asked(asked.to(hidden.device), *hidden.shape[:2])
+            alone = self._alone(asked, hidden, options, keep)
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
-        hidden, states, orders = through(hidden, options, keep, rows)
+        hidden, states, orders = through(hidden, options, keep, alone)
         if packing is not None:
             hidden = packing.back(hidden, batch)
             states = [packing.back(x, batch) for x in states]
             orders = [None if x is None else packing.back(x, batch) for x in orders]
         if asked is not None:
-            hidden = hidden.flatten(0, 1)[asked] if rows is None else hidden[: len(asked)]
+            hidden = hidden.flatten(0, 1)[asked] if alone is None else hidden[: len(asked)]
         result = VortModelOutput(
             last_hidden_state=hidden,  # type: ignore[arg-type]
             past_key_values=past_key_values if use_cache else None,
@@ -315,19 +314,20 @@ class VortModel(VortPreTrainedModel):
             **kwargs,
         )
 
-    def _answers(self, hidden: Tensor, options: dict[str, Any], keep: bool) -> bool:
-        """Whether the last block may be asked for some positions alone, of whole sequences."""
+    def _alone(
+        self, places: Tensor, hidden: Tensor, options: dict[str, Any], keep: bool
+    ) -> Asked | None:
+        """Places of whole sequences that the last block may be asked for alone; None: of all."""
         other = any(x is not None and x is not False for k, x in options.items() if k != _ENTITIES)
         if other or keep or (self.gradient_checkpointing and self.training) or not self.layers:
-            return False
+            return None
         last: Any = self.layers[-1]
         known = are_bare(self.norm) and type(last) is VortBlock
         if not known or traced(hidden) or transformed():
-            return False
-        if _picks_late(hidden):
-            return last.takes_rows()  # type: ignore[no-any-return]
+            return None
+        asked = Asked(places.to(hidden.device), *hidden.shape[:2])
         plain = hidden.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        return plain and last.takes_asked()
+        return asked if (asked.late or plain) and last.takes_asked(asked) else None
 
     def _through(
         self, hidden: Tensor, options: dict[str, Any], keep: bool, asked: Asked | None = None
@@ -350,14 +350,12 @@ class VortModel(VortPreTrainedModel):
             else:
                 hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
             orders.append(order)
-        last: Any = self.layers[-1] if asked is not None else None
-        if asked is not None and _picks_late(hidden):
-            rows, delta = last.of_rows(hidden, delta, asked, options[_ENTITIES])
-            return products(rows, delta=delta, norm=self.norm.fused())[1][0], states, orders
         if asked is not None:
-            hidden = last.of_asked(hidden, asked, options[_ENTITIES])
-            return norm_of_asked(hidden, *self.norm.fused(), asked), states, orders
-        if delta is None:
+            last: Any = self.layers[-1]
+            hidden, delta = last.of_asked(hidden, delta, asked, options[_ENTITIES])
+        if asked is not None and not asked.late:
+            hidden = norm_of_asked(hidden, *self.norm.fused(), asked)
+        elif delta is None:
             hidden = self.norm(hidden)
         else:
             _, hidden = products(hidden, delta=delta, norm=self.norm.fused())
@@ -582,11 +580,6 @@ def _leaves_to_kernels(hidden: Tensor) -> bool:
     # the flag itself: before torch 2.13 `is_exporting()` says yes to torch.compile as well
     exporting = getattr(torch.compiler, "_is_exporting_flag", False)
     return torch.compiler.is_compiling() and not exporting and hidden.is_cuda and has_triton()
-
-
-def _picks_late(hidden: Tensor) -> bool:
-    """Whether positions asked for are picked after the memory: kernels are quick for all."""
-    return hidden.device.type == "cuda"
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:

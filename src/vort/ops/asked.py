@@ -52,6 +52,14 @@ class Asked(NamedTuple):
         """Rows of a tensor of these positions: N, filled up."""
         return -(-len(self.places) // ROWS) * ROWS
 
+    @property
+    def late(self) -> bool:
+        """Whether they are picked after the memory: on a GPU, whose kernels are quick for all.
+
+        Elsewhere every part of a layer leaves out what it can of the others.
+        """
+        return self.places.is_cuda
+
     def put(self, x: Tensor, whole: Tensor | None = None) -> Tensor:
         """`[B T, ...]`: x `[rows, ...]` in its places, 0 elsewhere, as they are in `whole`."""
         if whole is None:

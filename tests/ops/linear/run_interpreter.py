@@ -80,7 +80,8 @@ def a_model_of_kernels_equals_one_without() -> None:
 
 def rows_picked_after_the_memory_equal_those_among_all() -> None:
     """Hidden states asked for and all gradients, through the parts that a GPU takes."""
-    from vort.models import VortConfig, VortModel, modeling_vort
+    from vort.models import VortConfig, VortModel
+    from vort.ops.asked import Asked
 
     torch.manual_seed(0)
     config = VortConfig(
@@ -90,8 +91,7 @@ def rows_picked_after_the_memory_equal_those_among_all() -> None:
     model = VortModel(config).train()
     ids, asked = torch.randint(11, (1, 34)), torch.tensor([33, 3, 5])
     found = []
-    late = mock.patch.object(modeling_vort, "_picks_late", return_value=True)
-    with kernels_everywhere(True), late:
+    with kernels_everywhere(True), mock.patch.object(Asked, "late", True):
         for given in ({"asked": asked}, {}):
             hidden = model(ids, use_cache=False, **given)[0]
             hidden = hidden if given else hidden.flatten(0, 1)[asked]
