@@ -181,8 +181,8 @@ MUTATIONS = (
     Mutation(
         "states enter a chunk one step too young",
         "ops/retention/chunk/piece.py",
-        "self.arrive = power[1:]",
-        "self.arrive = power[:-1]",
+        "self.arrive = power[1:].transpose",
+        "self.arrive = power[:-1].transpose",
         BACKENDS,
     ),
     Mutation(
