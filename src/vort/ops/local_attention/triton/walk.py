@@ -1,6 +1,5 @@
 # mypy: ignore-errors
-"""All gradients of local attention in one walk: what a block of queries and one of keys share is
-computed once.
+"""All gradients of local attention in one walk: scores are computed once for the three of them.
 
 A program walks over the blocks of keys of one head, from left to right. A window reaches into at
 most REACH blocks after a block of keys: those blocks' queries meet its keys, and what they receive
@@ -39,7 +38,7 @@ def slopes_of(
     o, entropy, dot, dentropy, token, left, h,
     H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, B: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """``do·o + dH H`` and ``dH`` in base 2 of a block of queries; without entropy the first twice."""
+    """``do·o + dH H`` and ``dH`` in base 2 of a block of queries; without dH the first twice."""
     ot = load_rows(o, token, left, h, H, 0, V, B, BV)
     shared = tl.sum(ot.to(tl.float32) * dot.to(tl.float32), axis=1)
     slope = shared
@@ -152,8 +151,8 @@ def attended_walk_kernel(
             dot = load_rows(do, token + B, left, h, H, 0, V, B, BV)
             p, ds = scores_back(
                 qt, dot, kt, vt, totals(numbers, j0 + B, left, B), shared1, slope1, j0 + B, j0,
-                start, T, window, scale, B, False, not LONG, HAS_START, 
-                ENTROPY, PREC,
+                start, T, window, scale, B, False, not LONG, HAS_START, ENTROPY,
+                PREC,
             )  # fmt: skip
             dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)
             dkt = tl.dot(tl.trans(ds), qt, dkt, input_precision=PREC)
