@@ -199,7 +199,7 @@ INTERPRETER_CASES = [
 WALKED_CASES = [
     LocalCase(length=150, heads=1, window=64),
     LocalCase(batch=2, length=130, kv_heads=2, value_dim=20, window=65),
-    LocalCase(length=129, heads=1, window=47, entropy=False, spread=8.0),
+    LocalCase(length=129, heads=1, window=63, entropy=False, spread=8.0),
     LocalCase(length=97, heads=1, dim=20, window=33),
     LocalCase(length=70, heads=1, window=1),
     LocalCase(length=20, heads=1, window=100),
