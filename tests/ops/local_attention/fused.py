@@ -32,6 +32,7 @@ class LocalCase(NamedCase):
     entropy: bool = True
     rope_base: float | None = None
     spread: float = 1.0
+    scale: float | None = None
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -90,6 +91,8 @@ def outputs_and_gradients(
         options["cu_seqlens"] = torch.tensor((0, *case.lengths)).cumsum(0).to(inputs["q"].device)
     if case.rope_base is not None:
         options["rope_base"] = case.rope_base
+    if case.scale is not None:
+        options["scale"] = case.scale
     if "padding_mask" in inputs:
         options["padding_mask"] = inputs["padding_mask"]
     leaf = {
@@ -180,7 +183,9 @@ GPU_CASES = [
     # in bfloat16 gradients of one walk, as those of the second
     LocalCase(length=9000, heads=3, kv_heads=3, dim=64, value_dim=64, window=129),
     LocalCase(length=700, heads=16, kv_heads=16, dim=64, value_dim=48, window=65, entropy=False),
-    LocalCase(length=190, heads=2, kv_heads=2, dim=32, value_dim=64, window=100, spread=8.0),
+    LocalCase(
+        length=190, heads=2, kv_heads=2, scale=-0.2, dim=32, value_dim=64, window=100, spread=8.0
+    ),
     LocalCase(lengths=(0, 1, 257, 64, 0, 900), kv_heads=2, dim=64, value_dim=64, window=128),
 ]
 
@@ -192,6 +197,8 @@ INTERPRETER_CASES = [
     LocalCase(length=40, window=30, prefix=29),
     LocalCase(batch=2, length=50, real=0.5, rope_base=1e4),
     LocalCase(lengths=(0, 1, 33, 0, 40, 0), window=40, rope_base=1e4),
+    LocalCase(length=40, scale=-0.7),
+    LocalCase(length=40, scale=0.0),
     LocalCase(length=0),
 ]
 

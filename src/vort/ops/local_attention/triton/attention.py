@@ -96,6 +96,8 @@ def _arguments(inputs: Inputs) -> tuple[Tiling, list[Any], tuple[Any, ...], dict
 
 def _forward(inputs: Inputs) -> Tensors:
     """Output, entropy (or None) and base-2 log of every softmax's sum."""
+    if inputs.scale < 0:
+        inputs = inputs._replace(q=-inputs.q, scale=-inputs.scale)
     tiling, tensors, numbers, constants = _arguments(inputs)
     batch, length, heads, _ = inputs.q.shape
     o, entropy, lse = _shapes(inputs)
