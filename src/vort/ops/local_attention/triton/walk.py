@@ -4,8 +4,9 @@
 A program walks over the blocks of keys of one head, from left to right. A window reaches into at
 most REACH blocks after a block of keys: those blocks' queries meet its keys, and what they receive
 stays in registers until the walk has come to their own keys. Every tensor is so read from memory
-once and written once, scores are computed once, and nothing is added atomically. Where a walk
-begins, keys before it add their share to the queries first.
+once (what is read again soon is in a cache) and written once, scores are computed once, and nothing
+is added atomically. A walk begins REACH blocks early, for what keys there add to its queries, and
+keeps nothing else of them.
 
 Mathematics and names as in `kernels.py`.
 """
@@ -103,7 +104,7 @@ def attended_walk_kernel(
     begin = b.to(tl.int64) * T
     numbers = lse + row_at(b, h, 0, T, H, B)
 
-    # queries that a walk begins with have seen keys before it
+    # the first queries have seen keys of blocks before
     block0 = tl.maximum(first - REACH, 0)
     t0 = block0 * B
     dot = load_rows(do, begin + t0, T - t0, h, H, 0, V, B, BV)
@@ -120,6 +121,7 @@ def attended_walk_kernel(
     dq0 = tl.zeros([B, BD], dtype=tl.float32)
     dq1 = tl.zeros([B, BD], dtype=tl.float32)
     for block in range(block0, tl.minimum(first + run, tl.cdiv(T, B))):
+        # not as the loop's own number: addresses would be carried on, and registers are short
         j0 = uniform(block) * B
         token = begin + j0
         left = T - j0
@@ -138,7 +140,7 @@ def attended_walk_kernel(
         fence_loads(block)
         p, ds = scores_back(
             qt, dot, kt, vt, totals(numbers, j0, left, B), shared0, slope0, j0, j0, start,
-            T, window, scale, B, True, not LONG, HAS_START,  ENTROPY, PREC,
+            T, window, scale, B, True, not LONG, HAS_START, ENTROPY, PREC,
         )  # fmt: skip
         dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)
         dkt = tl.dot(tl.trans(ds), qt, dkt, input_precision=PREC)
@@ -151,8 +153,7 @@ def attended_walk_kernel(
             dot = load_rows(do, token + B, left, h, H, 0, V, B, BV)
             p, ds = scores_back(
                 qt, dot, kt, vt, totals(numbers, j0 + B, left, B), shared1, slope1, j0 + B, j0,
-                start, T, window, scale, B, False, not LONG, HAS_START, ENTROPY,
-                PREC,
+                start, T, window, scale, B, False, not LONG, HAS_START, ENTROPY, PREC,
             )  # fmt: skip
             dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)
             dkt = tl.dot(tl.trans(ds), qt, dkt, input_precision=PREC)
@@ -168,7 +169,7 @@ def attended_walk_kernel(
         )
         p, ds = scores_back(
             qt, dot, kt, vt, totals(numbers, t0, left, B), shared1, slope1, t0, j0, start,
-            T, window, scale, B, False, True, HAS_START,  ENTROPY, PREC,
+            T, window, scale, B, False, True, HAS_START, ENTROPY, PREC,
         )  # fmt: skip
         dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)
         dkt = tl.dot(tl.trans(ds), qt, dkt, input_precision=PREC)
