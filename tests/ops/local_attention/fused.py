@@ -32,6 +32,7 @@ class LocalCase(NamedCase):
     entropy: bool = True
     rope_base: float | None = None
     spread: float = 1.0
+    scale: float | None = None
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -90,6 +91,8 @@ def outputs_and_gradients(
         options["cu_seqlens"] = torch.tensor((0, *case.lengths)).cumsum(0).to(inputs["q"].device)
     if case.rope_base is not None:
         options["rope_base"] = case.rope_base
+    if case.scale is not None:
+        options["scale"] = case.scale
     if "padding_mask" in inputs:
         options["padding_mask"] = inputs["padding_mask"]
     leaf = {
@@ -177,6 +180,13 @@ GPU_CASES = [
     LocalCase(length=200, dim=32, value_dim=32, window=50, prefix=49),
     LocalCase(batch=2, length=300, dim=64, value_dim=64, window=33, real=0.6, rope_base=1e4),
     LocalCase(lengths=(0, 1, 257, 64, 0, 130, 0), dim=64, value_dim=64, window=128, rope_base=1e4),
+    # in bfloat16 gradients of one walk, as those of the second
+    LocalCase(length=9000, heads=3, kv_heads=3, dim=64, value_dim=64, window=129),
+    LocalCase(length=700, heads=16, kv_heads=16, dim=64, value_dim=48, window=65, entropy=False),
+    LocalCase(
+        length=190, heads=2, kv_heads=2, scale=-0.2, dim=32, value_dim=64, window=100, spread=8.0
+    ),
+    LocalCase(lengths=(0, 1, 257, 64, 0, 900), kv_heads=2, dim=64, value_dim=64, window=128),
 ]
 
 INTERPRETER_CASES = [
@@ -187,5 +197,19 @@ INTERPRETER_CASES = [
     LocalCase(length=40, window=30, prefix=29),
     LocalCase(batch=2, length=50, real=0.5, rope_base=1e4),
     LocalCase(lengths=(0, 1, 33, 0, 40, 0), window=40, rope_base=1e4),
+    LocalCase(length=40, scale=-0.7),
+    LocalCase(length=40, scale=0.0),
     LocalCase(length=0),
+]
+
+# Those whose gradients one walk makes, in blocks of 32; a window reaches one block back, or two.
+WALKED_CASES = [
+    LocalCase(length=150, heads=1, window=64),
+    LocalCase(batch=2, length=130, kv_heads=2, value_dim=20, window=65),
+    LocalCase(length=129, heads=1, window=63, entropy=False, spread=8.0),
+    LocalCase(length=97, heads=1, dim=20, window=33),
+    LocalCase(length=70, heads=1, window=1),
+    LocalCase(length=20, heads=1, window=100),
+    LocalCase(lengths=(0, 1, 63, 0, 40, 37, 0), heads=1, window=50, rope_base=1e4),
+    LocalCase(lengths=(33, 40, 30), heads=1, window=64, entropy=False),
 ]

@@ -1,12 +1,15 @@
 """Claims about the kernels, each checked by Triton's interpreter (see `interpreter.py`)."""
 
 import importlib
+from itertools import product
+from unittest import mock
 
 import torch
 
 from tests.ops.interpreter import check_claim
 from tests.ops.local_attention.fused import (
     INTERPRETER_CASES,
+    WALKED_CASES,
     LocalCase,
     changed_past,
     compiled_difference,
@@ -22,6 +25,19 @@ def equals_exact() -> None:
     for seed, case in enumerate(INTERPRETER_CASES):
         errors = relative_errors(case, torch.float32, "cpu", seed)
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)
+
+
+def all_gradients_in_one_walk_equal_exact() -> None:
+    attention = importlib.import_module("vort.ops.local_attention.triton.attention")
+    in_float32 = mock.patch.dict(attention.WALKS, {torch.float32: attention.Tile(32, 4, 1)})
+    launched = mock.Mock(wraps=attention.launch)
+    with in_float32, mock.patch.object(attention, "launch", launched):
+        for seed, (case, run) in enumerate(product(WALKED_CASES, (1, 3, 100))):
+            launched.reset_mock()
+            with mock.patch.object(attention, "choose_run", lambda *_, run=run: run):
+                errors = relative_errors(case, torch.float32, "cpu", seed)
+            assert launched.call_args.args[0] is attention.attended_walk_kernel, case.name
+            assert all(error <= BOUND for error in errors.values()), (case.name, run, errors)
 
 
 def is_causal_to_the_bit() -> None:

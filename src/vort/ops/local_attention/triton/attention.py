@@ -13,8 +13,16 @@ from vort.ops.local_attention.block import Inputs
 from vort.ops.local_attention.checks import WIDEST
 
 from .kernels import attend_kernel, attended_key_kernel, attended_query_kernel
+from .walk import attended_walk_kernel
 
 __all__ = ["attend_fused"]
+
+# Launches of the walk that makes all gradients, by type; float32 has no registers for it.
+WALKS = {torch.bfloat16: Tile(64, 4, 1)}
+# The widest heads and the most blocks after its own, likewise.
+WIDEST_WALKED, FURTHEST = 64, 2
+# Walks that run at once: two on each multiprocessor of a Hopper GPU.
+RESIDENT = 264
 
 
 class Tiling(NamedTuple):
@@ -44,6 +52,34 @@ def _blocks(length: int, size: int) -> int:
     return -(-length // size)
 
 
+def _reach(inputs: Inputs, rows: int) -> int:
+    """Blocks after its own that a block of keys is seen from."""
+    return max(1, _blocks(min(inputs.window, inputs.k.shape[1]) - 1, rows))
+
+
+def _walks(inputs: Inputs, tiling: Tiling) -> bool:
+    """Whether one walk can make all gradients."""
+    q, k, v, _, valid = inputs[:5]
+    narrow = max(q.shape[3], v.shape[3]) <= WIDEST_WALKED and q.dtype in WALKS
+    # each head has keys of its own, and every key a query
+    alike = q.shape[1:3] == k.shape[1:3] and valid is None
+    return narrow and alike and _reach(inputs, tiling.rows) <= FURTHEST
+
+
+@lru_cache(maxsize=64)
+def choose_run(sequences: int, blocks: int, reach: int) -> int:
+    """Blocks in a walk: as few steps after one another as can be, `reach` of each for nothing.
+
+    >>> choose_run(4 * 16, 128, 2)
+    32
+    """
+
+    def steps(run: int) -> int:
+        return _blocks(sequences * _blocks(blocks, run), RESIDENT) * (run + reach)
+
+    return min(range(1, min(blocks, 64) + 1), key=steps)
+
+
 def _arguments(inputs: Inputs) -> tuple[Tiling, list[Any], tuple[Any, ...], dict[str, Any]]:
     """Block sizes; contiguous q, k, v, start and valid; numbers; compile-time constants."""
     q, k, v, start, valid, window, scale, _ = inputs
@@ -60,6 +96,8 @@ def _arguments(inputs: Inputs) -> tuple[Tiling, list[Any], tuple[Any, ...], dict
 
 def _forward(inputs: Inputs) -> Tensors:
     """Output, entropy (or None) and base-2 log of every softmax's sum."""
+    if inputs.scale < 0:
+        inputs = inputs._replace(q=-inputs.q, scale=-inputs.scale)
     tiling, tensors, numbers, constants = _arguments(inputs)
     batch, length, heads, _ = inputs.q.shape
     o, entropy, lse = _shapes(inputs)
@@ -80,7 +118,20 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     do = torch.zeros_like(o) if do is None else do
     batch, length, heads, _ = q.shape
     constants["ENTROPY"] = dentropy is not None
-    dq, dk, dv, shared = (torch.empty_like(x) for x in (q, k, v, lse))
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+    if _walks(inputs, tiling):
+        del constants["HKV"], constants["HAS_VALID"]
+        reach, blocks = _reach(inputs, tiling.rows), _blocks(length, tiling.rows)
+        run = choose_run(batch * heads, blocks, reach)
+        _, _, window, scale = numbers
+        launch(
+            attended_walk_kernel, batch * heads * _blocks(blocks, run),
+            *tensors[:4], o, lse, entropy, do, dentropy, dq, dk, dv, length, window, run, scale,
+            B=tiling.rows, REACH=reach, LONG=window >= reach * tiling.rows,
+            tile=WALKS[q.dtype], **constants,
+        )  # fmt: skip
+        return dq, dk, dv
+    shared = torch.empty_like(lse)
     slopes = None if dentropy is None else torch.empty_like(lse)
     launch(
         attended_query_kernel, batch * heads * _blocks(length, tiling.rows),

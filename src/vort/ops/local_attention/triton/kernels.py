@@ -19,7 +19,7 @@ the bit.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import fence_loads, load_column, load_rows, store_rows
+from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows, store_rows
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -27,6 +27,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 MASKED = tl.constexpr(-1.0e20)
 # The least maximum a row may have: exp2(MASKED - FLOOR) is 0 even where a row sees no key.
 FLOOR = tl.constexpr(-1.0e10)
+# The least factor of a product: with it a key out of sight still counts nothing.
+LEAST = tl.constexpr(1.0e-15)
 
 
 @triton.jit
@@ -92,7 +94,10 @@ def attend_kernel(
     BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, HAS_START: tl.constexpr,
     HAS_VALID: tl.constexpr, ENTROPY: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``o``, ``entropy`` and the base-2 log of the softmax's sum of BM queries, one head."""
+    """``o``, ``entropy`` and the base-2 log of the softmax's sum of BM queries, one head.
+
+    The scale is not negative: the greatest product of a row is its greatest score.
+    """
     pid = tl.program_id(0)
     h = pid % H
     blocks = tl.cdiv(T, BM)
@@ -102,6 +107,7 @@ def attend_kernel(
     token = b.to(tl.int64) * T + t0
     key_token = b.to(tl.int64) * (T + shift)
     qt = load_rows(q, token, T - t0, h, H, 0, D, BM, BD)
+    unit = tl.maximum(scale * LOG2E, LEAST)
     m = tl.full([BM], FLOOR, dtype=tl.float32)
     l = tl.zeros([BM], dtype=tl.float32)
     u = tl.zeros([BM], dtype=tl.float32)
@@ -111,19 +117,31 @@ def attend_kernel(
     for j in range(first, last, BN):
         kt = load_rows(k, key_token + j, last - j, h // (H // HKV), HKV, 0, D, BN, BD)
         vt = load_rows(v, key_token + j, last - j, h // (H // HKV), HKV, 0, V, BN, BV)
-        sight = in_sight(
-            queries, j + tl.arange(0, BN), start, valid, b, T, shift, window,
-            HAS_START, HAS_VALID, False,
-        )  # fmt: skip
         fence_loads(j)
-        s = tl.dot(qt, tl.trans(kt), input_precision=PREC) * (scale * LOG2E)
-        s = tl.where(sight, s, MASKED)
+        s = tl.dot(qt, tl.trans(kt), input_precision=PREC)
+        if HAS_START or HAS_VALID:
+            sight = in_sight(
+                queries, j + tl.arange(0, BN), start, valid, b, T, shift, window,
+                HAS_START, HAS_VALID, False,
+            )  # fmt: skip
+            s = tl.where(sight, s, MASKED)
+        else:
+            # all queries see most keys: those at the ends of a window alone are asked about
+            row = (queries + shift)[:, None]
+            col = (j + tl.arange(0, BN))[None, :]
+            if j + BN > t0 + shift + 1:
+                keep_branch(j)
+                s = tl.where(col <= row, s, MASKED)
+            if j + window < t0 + shift + BM:
+                keep_branch(j)
+                s = tl.where(col > row - window, s, MASKED)
         higher = tl.maximum(m, tl.max(s, axis=1))
-        fade = tl.exp2(m - higher)
-        s -= higher[:, None]
+        lower = (m - higher) * unit
+        fade = tl.exp2(lower)
+        s = s * unit - (higher * unit)[:, None]
         p = tl.exp2(s)
         if ENTROPY:
-            u = (u + (m - higher) * l) * fade + tl.sum(p * s, axis=1)
+            u = (u + lower * l) * fade + tl.sum(p * s, axis=1)
         l = l * fade + tl.sum(p, axis=1)
         m = higher
         acc = tl.dot(p.to(vt.dtype), vt, acc * fade[:, None], input_precision=PREC)
@@ -131,7 +149,7 @@ def attend_kernel(
     one = tl.where(l > 0, l, 1.0)
     acc *= (1.0 / one)[:, None]
     store_rows(o, acc, token, T - t0, h, H, 0, V, BM, BV)
-    tl.store(lse + row_at(b, h, t0, T, H, BM) + tl.arange(0, BM), m + tl.log2(one))
+    tl.store(lse + row_at(b, h, t0, T, H, BM) + tl.arange(0, BM), m * unit + tl.log2(one))
     if ENTROPY:
         rows = (token + tl.arange(0, BM)) * H + h
         tl.store(entropy + rows, (tl.log2(one) - u / one) * LN2, mask=queries < T)
