@@ -9,7 +9,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 export PYTHONDONTWRITEBYTECODE :=
 WORKERS ?= 2
 # Each worker has half of the files, and what a file shares is made once; who is done first helps.
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# A worker has a core: torch's products on aarch64 would start a thread for each one there is.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export PYTHONUNBUFFERED := 1
 
 export NO_MKDOCS_2_WARNING := 1

@@ -42,6 +42,47 @@ def test_a_process_has_what_the_one_it_comes_from_has_loaded(tmp_path: Path) -> 
     assert parent == same
 
 
+THREADS = """
+import os
+from vort.lab.processes import begin_loading, processes
+
+def tell(answers):
+    answers.send(os.environ.get("OMP_NUM_THREADS"))
+
+if __name__ == "__main__":
+    if {begins}:
+        begin_loading(())
+    context, _ = processes(())
+    here, there = context.Pipe()
+    process = context.Process(target=tell, args=(there,))
+    process.start()
+    print(here.recv(), os.environ.get("OMP_NUM_THREADS"))
+    process.join()
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(), reason="here each is started afresh"
+)
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("given", [None, "3"])
+def test_a_process_is_told_of_its_one_core_before_it_loads_anything(
+    tmp_path: Path, begins: bool, given: str | None
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(THREADS.format(begins=begins))
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    environment |= {} if given is None else {"OMP_NUM_THREADS": given}
+    run = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, env=environment
+    )
+    worker, here = run.stdout.split()
+    # What its user has said stands.
+    assert worker == (given or "1")
+    assert here == (given or ("1" if begins else "None"))
+
+
 WORKER = """
 import os, time
 from concurrent.futures import ProcessPoolExecutor

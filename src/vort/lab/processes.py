@@ -23,8 +23,7 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 def begin_loading(modules: Sequence[str] = CELLS) -> None:
     """Let the process that forks start to load, beside this one; nothing where none may fork."""
-    # Each has a core: threads of numpy's products would only be in the way of one another.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.update(_one_thread())
     if sys.platform == "linux" and not any(Path(driver).exists() for driver in _DRIVERS):
         multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
         forkserver.ensure_running()
@@ -44,7 +43,24 @@ def processes(modules: Sequence[str] = CELLS) -> tuple[Any, bool]:
         return multiprocessing.get_context("spawn"), False
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
+    added = _one_thread()
+    os.environ.update(added)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name in added:
+            del os.environ[name]
     return context, True
+
+
+def _one_thread() -> dict[str, str]:
+    """What the environment has to say, and does not yet, before a process loads numpy or torch.
+
+    Each has a core: threads of products would only be in the way of one another, and some libraries
+    of products (torch's on aarch64) never hear of `torch.set_num_threads`.
+    """
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    return {name: "1" for name in names if name not in os.environ}
 
 
 def end_with_parent() -> None:
