@@ -147,7 +147,11 @@ def test_evaluation_looks_at_the_split_it_is_told_to_and_leaves_no_trace() -> No
     assert [found[s]["all"]["count"] for s in ("validation", "test")] == [60, 90]
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
-    assert evaluate(model, TASK, "test", batch_size=7) == found["test"]
+    # Products of other sizes may end in another bit, as on aarch64.
+    other = evaluate(model, TASK, "test", batch_size=7)
+    assert list(other) == list(found["test"])
+    for name, scores in other.items():
+        assert scores == pytest.approx(found["test"][name], rel=1e-6)
     evaluate(model.eval(), TASK, "test")
     assert not model.training
     with pytest.raises(ValueError, match="sequences must be at least 1"):
