@@ -4,24 +4,21 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vort.memories.interface import MemoryInputs
 from vort.memories.retention_memory import (
-    GateProjection,
     Gates,
     RetentionMemory,
     Routing,
     widen,
     without_queries,
+    write_gain,
 )
 from vort.memories.settings import LayerSettings
 from vort.memories.vort import fit_basis
 
 __all__ = ["MixtureMemory"]
-
-# A gain beyond e^15 would lose all other tokens to rounding, one below e^-15 itself.
-LARGEST_LOG_GAIN = 15.0
 
 
 class MixtureMemory(RetentionMemory):
@@ -46,13 +43,7 @@ class MixtureMemory(RetentionMemory):
         self.log_rate = nn.Parameter(torch.empty(shape))
         self.log_weight = nn.Parameter(torch.empty(shape))
         self.gates = Gates(self.settings, self.num_scales)
-        # Starts near 1, like the gates near a constant.
-        self.gate_gain: GateProjection | None = None
-        if self.settings.write_gain != "none":
-            scales = self.num_scales if self.settings.write_gain == "scale" else 1
-            self.gate_gain = GateProjection(self.settings.hidden_size, self.num_heads * scales)
-            nn.init.normal_(self.gate_gain.weight, std=0.02)
-            nn.init.zeros_(self.gate_gain.bias)
+        self.gate_gain = write_gain(self.settings, self.num_scales)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -84,11 +75,5 @@ class MixtureMemory(RetentionMemory):
         if gate is not None:
             write = write * gate.unsqueeze(-1)
         if self.gate_gain is not None:
-            write = write * self._gain(inputs.hidden_states, self.gate_gain)
+            write = write * self.gate_gain(inputs.hidden_states)
         return Routing(write, -widen(self.log_rate).exp(), read, None)
-
-    def _gain(self, hidden_states: Tensor, projection: GateProjection) -> Tensor:
-        """`[B, T, H, 1 or S]`, positive."""
-        logits = widen(projection(hidden_states)).unflatten(-1, (self.num_heads, -1))
-        gain: Tensor = logits.clamp(-LARGEST_LOG_GAIN, LARGEST_LOG_GAIN).exp()
-        return gain

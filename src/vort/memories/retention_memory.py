@@ -24,9 +24,11 @@ __all__ = [
     "RetentionMemory",
     "Routing",
     "SpreadReading",
+    "WriteGain",
     "feature_maps",
     "widen",
     "without_queries",
+    "write_gain",
 ]
 
 _Route = TypeVar("_Route", bound=Callable[..., Any])
@@ -259,6 +261,36 @@ class GateProjection(nn.Linear):
     They take what is of type `nn.Linear` itself. A gate is too narrow for their blocks, holds next
     to none of a model's weights, and decides how long everything else is kept.
     """
+
+
+class WriteGain(GateProjection):
+    """A positive gain without a bound by which a token scales what it writes.
+
+    One for each head, or with `write_gain="scale"` one for each head and scale; near 1 at first.
+
+    >>> settings = LayerSettings(hidden_size=16, num_attention_heads=2, write_gain="scale")
+    >>> WriteGain(settings, num_scales=8)(torch.randn(1, 5, 16)).shape
+    torch.Size([1, 5, 2, 8])
+    """
+
+    # Beyond e^15 a token would lose all others to rounding, below e^-15 itself.
+    LARGEST_LOG = 15.0
+
+    def __init__(self, settings: LayerSettings, num_scales: int) -> None:
+        self.scales = num_scales if settings.write_gain == "scale" else 1
+        super().__init__(settings.hidden_size, settings.num_attention_heads * self.scales)
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`[B, T, H, 1 or S]` for `[B, T, hidden_size]`."""
+        logits = widen(super().forward(hidden_states)).unflatten(-1, (-1, self.scales))
+        return logits.clamp(-self.LARGEST_LOG, self.LARGEST_LOG).exp()
+
+
+def write_gain(settings: LayerSettings, num_scales: int) -> WriteGain | None:
+    """The gain that settings ask for."""
+    return None if settings.write_gain == "none" else WriteGain(settings, num_scales)
 
 
 class SpreadReading(GateProjection):

@@ -78,8 +78,9 @@ class LayerSettings:
         use_entropy: the router sees the entropy of every head's local attention (eq. routing).
         use_entity: the router sees the entity indicator (eq. routing).
         write_gate: tokens scale all that they write by a learned gate in (0, 1).
-        write_gain: memory="mixture" has tokens scale what they write by a learned positive gain
-            besides: "token", a gain for each head; "scale", one for each head and scale; "none".
+        write_gain: memory="vort" and "mixture" have tokens scale what they write by a learned
+            positive gain besides: "token", a gain for each head; "scale", one for each head and
+            scale, so that a token's kernel may be any mixture of the scales; "none".
         read_weights: queries weigh the time scales.
         read_start: where those weights begin: "spread", each head around a time scale of its own,
             from quick to slow, or "even", all scales alike. None: "spread" where scales stand from

@@ -18,6 +18,7 @@ from vort.memories.retention_memory import (
     SpreadReading,
     widen,
     without_queries,
+    write_gain,
 )
 from vort.memories.settings import LayerSettings, settings_of
 from vort.ops.asked import Asked
@@ -103,7 +104,7 @@ class Router(nn.Module):
     Args:
         settings: of the layer: routing, horizon, num_scales, num_banks, order_min (the d above),
             order_start, order_input, learn_basis, leak, use_entropy, use_entity, write_gate,
-            read_weights.
+            write_gain, read_weights.
         **options: or the same by name.
 
     >>> router = Router(hidden_size=16, num_attention_heads=2, horizon=1000)
@@ -129,6 +130,7 @@ class Router(nn.Module):
         width += self.use_entropy * self.num_heads + self.use_entity
         self.order = OrderProjection(width, self.num_heads, s.order_start)
         self.gates = Gates(s, self.num_scales)
+        self.gate_gain = write_gain(s, self.num_scales)
         shape = (self.num_heads, self.num_scales)
         self.log_factor = nn.Parameter(torch.empty(shape)) if s.learn_basis else None
         self.reset_parameters()
@@ -186,16 +188,20 @@ class Router(nn.Module):
             # Orders lie in range by construction, but for rounding.
             write, log_decay = shared_basis(order, self.basis, gate, validate=False)
             log_decay = self.log_decay(order.device) if self.learns_rates else log_decay
-            return Routing(write, log_decay, read, order)
-        orders, table = self._banks_on(order.device)
-        write = nearest_bank(order, orders.to(order)) @ table.to(order)
-        write = write if gate is None else write * gate.unsqueeze(-1)
-        return Routing(write, self.log_decay(order.device), read, order)
+        else:
+            orders, table = self._banks_on(order.device)
+            write = nearest_bank(order, orders.to(order)) @ table.to(order)
+            write = write if gate is None else write * gate.unsqueeze(-1)
+            log_decay = self.log_decay(order.device)
+        if self.gate_gain is not None:
+            write = write * self.gate_gain(hidden_states)
+        return Routing(write, log_decay, read, order)
 
     def along(self, x: Tensor) -> Along | None:
         """The weights behind all logits, where kernels take them past their modules."""
         gates = (self.gates.write, self.gates.read)
         known = self.routing == "continuous" and self.order_input == "hidden"
+        known = known and self.gate_gain is None
         if not known or not is_plain(x, self.order, *gates, kinds=_PLAIN):
             return None
         size = x.shape[-1]

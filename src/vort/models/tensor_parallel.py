@@ -30,7 +30,7 @@ _ATTENTION = "layers.*.self_attn"
 _GATES = ("gates.write", "gates.read")
 _DECAY = ("gate_decay.step", "gate_decay.step_bias", "gate_decay.log_rate")
 _MEMORIES: dict[str, tuple[str, ...]] = {
-    "vort": ("router.order", "router.log_factor", *(f"router.{name}" for name in _GATES)),
+    "vort": tuple(f"router.{name}" for name in ("order", "log_factor", "gate_gain", *_GATES)),
     "exponential": ("log_rate", *_GATES),
     "linear": _GATES,
     "mixture": ("log_rate", "log_weight", "gate_gain", *_GATES),

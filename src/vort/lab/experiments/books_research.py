@@ -198,6 +198,21 @@ IDEAS: tuple[Idea, ...] = (
         "Within .005 bits of the baseline: erasing gains what is lost with the scales.",
         {"layer_memories": ["vort", "gated_delta"]},
     ),
+    # After Zipf retrieval at the paper's size, where a mixture whose tokens write to each scale as
+    # they please finds everything and VORT does not in every seed.
+    Idea(
+        "free_writes",
+        "a gain of the token for each scale",
+        "Gains less than .003 bits: an order for each token brings nothing that one for each head "
+        "does not, so what a token may say of how long it is kept is not what books lack.",
+        {"write_gain": "scale"},
+    ),
+    Idea(
+        "spread_and_free",
+        "heads that begin to read apart, and a gain of the token for each scale",
+        "Within .003 bits of heads that begin to read apart alone, for the same reason.",
+        {"read_start": "spread", "write_gain": "scale"},
+    ),
 )
 
 # The rate that all had before any was searched, so that ideas old and new compare.

@@ -233,6 +233,13 @@ _PARTS_OFF: dict[str, Model] = {
         has=f"{_FIRST_ALONE}; as many rates as VORT, learned from where VORT's are, {_GATES}",
         kin="mixture_rates_gated",
     ),
+    "vort_free": Model(
+        "VORT, free writes",
+        {"write_gain": "scale"},
+        has="an order for each token, and a gain of its own for each scale besides: its kernel is "
+        f"any mixture, a power law where it begins; {_GATES}",
+        kin="vort",
+    ),
     "vort_one_scale": Model(
         "VORT, S = 1",
         {"num_scales": 1},

@@ -422,7 +422,8 @@ _FAVOR_ROWS = ("power_law_favor", "mixture_favor", "exponential_favor")
 # full attention and S = 1 the latter: that attention finds everything is known.
 _FIRST = (
     *("vort", "mixture_rates_gain", "mixture_rates_gated", "uniform_power_law_gated"),
-    *("vort_one_scale", "exponential_learned_gated", "power_law", "gla_gated"),
+    *("mixture_rates_free", "vort_one_scale", "exponential_learned_gated", "power_law"),
+    "gla_gated",
 )
 # VORT and those with its state that three seeds did not tell from it.
 _CLOSEST = _FIRST[:4]
@@ -436,7 +437,7 @@ PILOT_ROWS: dict[Size, tuple[str, ...]] = {
     "paper": (
         *_FIRST,
         *("mixture", "exponential", "exponential_long", "uniform_power_law", "linear_gated"),
-        *("mixture_rates_free", "vort_spread", "vort_no_read", "vort_no_gate", "vort_no_gates"),
+        *("vort_free", "vort_spread", "vort_no_read", "vort_no_gate", "vort_no_gates"),
         *("vort_half_features", "vort_no_normalizer", "vort_favor", "softmax"),
         *(*_FAVOR_ROWS, *SLOW),
     ),
