@@ -34,6 +34,7 @@ GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_entity": Tru
         pytest.param("mamba2", "rows", {}, marks=SLOW),
         pytest.param("gated_delta", "rows", {}, marks=SLOW),
         pytest.param("mixture", "rows", {"write_gain": "scale"}, marks=SLOW),
+        pytest.param("vort", "rows", {"write_gain": "scale"}, marks=SLOW),
         pytest.param("uniform_power_law", "packed", {"order_per_head": True}, marks=SLOW),
         pytest.param("none", "rows", {"tie_word_embeddings": False}, marks=SLOW),
     ],

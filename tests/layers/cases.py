@@ -33,6 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "include_self": False,
     },
     "learned": {"learn_basis": True, "order_input": "values", "order_start": [0.3, 0.7]},
+    "free_writes": {"write_gain": "scale"},
     "no_window": {"sliding_window": 0, "feature_map": "elu"},
     "bounded_softmax": {"memory": "softmax", "softmax_cache_size": 7},
 }

@@ -16,6 +16,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"order_input": "values"},
     {"learn_basis": True, "order_input": "values", "include_self": False},
     {"order_start": [0.3, 0.8], "learn_basis": True, "num_key_value_heads": 1},
+    {"write_gain": "token"},
+    {"write_gain": "scale", "order_input": "values"},
 ]
 
 
@@ -25,6 +27,8 @@ def memory_of(**options: Any) -> VortMemory:
     if memory.router.log_factor is not None:
         torch.nn.init.normal_(memory.router.log_factor, std=0.5)
     torch.nn.init.normal_(memory.router.order.weight, std=0.5)
+    if memory.router.gate_gain is not None:
+        torch.nn.init.normal_(memory.router.gate_gain.weight, std=0.5)
     return memory  # type: ignore[no-any-return]
 
 
@@ -36,7 +40,10 @@ def given_for(memory: VortMemory, length: int = 12) -> MemoryInputs:
 
 
 def written_out(memory: VortMemory, given: MemoryInputs) -> Tensor:
-    """Σ_i φ(q_t)·φ(k_i) Σ_s read_ts e^{-f_s rate_s (t-i)} w_s(order_i) gate_i v_i, normalised."""
+    """Σ_i φ(q_t)·φ(k_i) Σ_s read_ts e^{-f_s rate_s (t-i)} w_s(order_i) gate_i gain_is v_i.
+
+    Normalised.
+    """
     router, x = memory.router, given.hidden_states
     source = given.v.flatten(2) if memory.settings.order_input == "values" else x
     logits = source @ router.order.weight.T + router.order.bias
@@ -44,6 +51,9 @@ def written_out(memory: VortMemory, given: MemoryInputs) -> Tensor:
     order = low + (1 - low) * torch.sigmoid(logits)
     gate, read = router.gates(x)
     write = router.basis.weights(order, validate=False) * gate.unsqueeze(-1)
+    if router.gate_gain is not None:
+        logits = x @ router.gate_gain.weight.T + router.gate_gain.bias
+        write = write * logits.unflatten(-1, (memory.num_heads, -1)).exp()
     rates = torch.from_numpy(router.basis.rates).to(torch.float32).double()
     factor = 1 if router.log_factor is None else router.log_factor.exp()
     rates = (rates * factor).expand(memory.num_heads, memory.num_scales)

@@ -12,6 +12,7 @@ from vort.models import modeling_vort as modeling
 OPTIONS: dict[str, dict[str, object]] = {
     " with learned rates": {"learn_basis": True},
     " with orders from values": {"order_input": "values"},
+    " with free writes": {"write_gain": "scale"},
     " of layers that differ": {
         "layer_settings": [{"num_scales": 4, "num_features": 16}, {"sliding_window": 0}]
     },

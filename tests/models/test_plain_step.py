@@ -81,6 +81,7 @@ def test_steps_equal_the_whole_sequence(changes: dict[str, Any], made: list[int]
         {"write_gate": False},
         {"order_input": "values"},
         {"learn_basis": True},
+        {"write_gain": "scale"},
         {"use_entity": True},
         {"attention_bias": True},
     ],
