@@ -46,6 +46,7 @@ class Idea:
         prediction: what was expected before it was run.
         settings: of `VortConfig`, where they differ.
         compares: whether it is there to be compared with and is not itself proposed.
+        added_to: the idea that it adds something to, and is held against; by default VORT as it is.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Idea:
     prediction: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     compares: bool = False
+    added_to: str = ""
 
 
 IDEAS: tuple[Idea, ...] = (
@@ -183,6 +185,7 @@ IDEAS: tuple[Idea, ...] = (
         "both: heads read around scales of their own, the slowest forgets",
         "As much as both alone.",
         {"read_start": "spread", "leak": True},
+        added_to="spread_reading",
     ),
     Idea(
         "one_rate_a_head",
@@ -212,6 +215,7 @@ IDEAS: tuple[Idea, ...] = (
         "heads that begin to read apart, and a gain of the token for each scale",
         "Within .003 bits of heads that begin to read apart alone, for the same reason.",
         {"read_start": "spread", "write_gain": "scale"},
+        added_to="spread_reading",
     ),
 )
 
@@ -295,18 +299,19 @@ def ideas_sheet(records: Sequence[Record]) -> Sheet:
 def _came_of(
     idea: Idea, rows: Mapping[str, Row], found: Mapping[str, Sequence[Record]]
 ) -> tuple[str, str, Outcome]:
-    """Difference, state against the baseline's, outcome."""
-    key = (_READING["lengths"][-1], None)
-    ours, own = (rows.get(name, {}).get(key, {}) for name in (BASELINE, idea.name))
+    """Difference, state against that of the row it is held against, outcome."""
+    key, before = (_READING["lengths"][-1], None), idea.added_to or BASELINE
+    ours, own = (rows.get(name, {}).get(key, {}) for name in (before, idea.name))
     seeds = sorted(ours.keys() & own.keys())
     if not seeds:
         return "", "", "not yet run"
     whole = differences(ours, own)["all"]
     each = [differences({s: ours[s]}, {s: own[s]})["all"].books.mean for s in seeds]
-    states = [found[name][0]["state_numbers"] for name in (idea.name, BASELINE)]
+    states = [found[name][0]["state_numbers"] for name in (idea.name, before)]
     verdict = outcome(whole.books, each, states[0] < states[1])
     share = f"{states[0] / states[1]:.0%}"
-    return shown(whole), share, "compared" if idea.compares else verdict
+    change = shown(whole) + (f" than: {_label(before)}" if idea.added_to else "")
+    return change, share, "compared" if idea.compares else verdict
 
 
 def summarise(records: Sequence[Record], size: Size) -> Summary:
