@@ -15,7 +15,7 @@ from torch import Tensor
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import transformed
 
-__all__ = ["baddbmm", "baddbmm_", "bmm", "one_by_one"]
+__all__ = ["ONE_BY_ONE", "baddbmm", "baddbmm_", "bmm", "one_by_one"]
 
 # Whether PyTorch goes through a batch by itself.
 ONE_BY_ONE = not torch.backends.mkl.is_available()
@@ -93,4 +93,4 @@ def _array(x: Tensor) -> "np.ndarray[Any, Any]":
     *_, row, column = x.stride()
     if 0 in (row, column) or 1 not in (row, column):
         x = x.contiguous()
-    return (x.detach() if x.requires_grad else x).numpy()  # type: ignore[no-any-return]
+    return (x.detach() if x.requires_grad else x).numpy()
