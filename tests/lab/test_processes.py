@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from vort.lab import processes as own
+from vort.lab.processes import threads_alone
+
 SCRIPT = """
 import os, sys
 from vort.lab.processes import begin_loading, processes
@@ -81,6 +84,21 @@ def test_a_process_is_told_of_its_one_core_before_it_loads_anything(
     # What its user has said stands.
     assert worker == (given or "1")
     assert here == (given or ("1" if begins else "None"))
+
+
+def test_a_process_alone_has_every_core_unless_its_user_has_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(own, "_told", set())
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_alone() == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert threads_alone() == 7
+    # One, for workers, is what the command itself has put there.
+    monkeypatch.setattr(own, "_told", {"OMP_NUM_THREADS"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert threads_alone() == 7
 
 
 WORKER = """

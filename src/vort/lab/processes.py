@@ -13,17 +13,21 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CELLS", "begin_loading", "end_with_parent", "processes"]
+__all__ = ["CELLS", "begin_loading", "end_with_parent", "processes", "threads_alone"]
 
 # What the work of cells needs.
 CELLS = ("vort.lab.experiments.run", "vort.models", "accelerate")
 # Where a driver of a GPU shows, for a process that has not loaded torch.
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# What this process has told its own environment; the rest its user has.
+_told: set[str] = set()
 
 
 def begin_loading(modules: Sequence[str] = CELLS) -> None:
     """Let the process that forks start to load, beside this one; nothing where none may fork."""
-    os.environ.update(_one_thread())
+    added = _one_thread()
+    _told.update(added)
+    os.environ.update(added)
     if sys.platform == "linux" and not any(Path(driver).exists() for driver in _DRIVERS):
         multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
         forkserver.ensure_running()
@@ -61,6 +65,12 @@ def _one_thread() -> dict[str, str]:
     """
     names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
     return {name: "1" for name in names if name not in os.environ}
+
+
+def threads_alone() -> int:
+    """Threads of a process that nothing runs beside: one for each core, or as its user has said."""
+    given = "" if "OMP_NUM_THREADS" in _told else os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdigit() else os.cpu_count() or 1
 
 
 def end_with_parent() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.scores import by_row
-from vort.lab.processes import processes
+from vort.lab.processes import processes, threads_alone
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 from vort.lab.verdicts import Claim, judge_power
@@ -152,9 +152,11 @@ def cost_of_layer(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     repeats. Bytes are those of the device; on a CPU, what the process grew by, read on Linux only.
     """
     # To load a layer takes longer than to time most.
-    context, _ = processes(("vort.layers", __name__))
+    context, quick = processes(("vort.layers", __name__))
     answers, there = context.Pipe(duplex=False)
-    process = context.Process(target=_cost, args=(there, dict(config), dict(settings)))
+    # A process that is forked has been told of one core: it may have those that are idle.
+    threads = threads_alone() if quick else None
+    process = context.Process(target=_cost, args=(there, dict(config), dict(settings), threads))
     process.start()
     there.close()
     try:
@@ -170,9 +172,13 @@ def cost_of_layer(config: Mapping[str, Any], settings: Mapping[str, Any]) -> dic
     return found
 
 
-def _cost(answers: Any, config: dict[str, Any], settings: dict[str, Any]) -> None:
+def _cost(
+    answers: Any, config: dict[str, Any], settings: dict[str, Any], threads: int | None
+) -> None:
     """Send the measurement, or what went wrong: what `cost_of_layer` starts."""
     try:
+        if threads is not None:
+            torch.set_num_threads(threads)
         answers.send(_measured(config, **settings))
     except Exception as problem:
         answers.send(f"{type(problem).__name__}: {problem}")

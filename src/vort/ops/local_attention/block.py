@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.products import baddbmm, bmm
 
 # Finite, because 0 * MASKED must be 0; far below any score, yet its products stay finite.
 MASKED = -1e20
@@ -156,7 +157,7 @@ class _Tiles:
         self, q: Tensor, k: Tensor, first: int, count: int, *, log: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return the attention weights p and, with `log`, log p."""
-        scores = torch.baddbmm(self.bias, q, k.mT, alpha=self.scale)
+        scores = baddbmm(self.bias, q, k.mT, alpha=self.scale)
         forbidden = self._forbidden(first, count)
         if forbidden is not None:
             self._spread(scores, count).masked_fill_(forbidden, MASKED)
@@ -213,7 +214,7 @@ def _forward(inputs: Inputs) -> Tensors:
             q_tile = tiles.rows(tiles.q, first, count)
             k_tile = tiles.stretches(tiles.k, first, count)
             p, log_p = tiles.weights(q_tile, k_tile, first, count, log=with_entropy)
-            tile_o = torch.bmm(p, tiles.stretches(tiles.v, first, count))
+            tile_o = bmm(p, tiles.stretches(tiles.v, first, count))
             tiles.put_rows(o, tile_o, first, count)
             if log_p is not None:
                 row_entropy = -torch.linalg.vecdot(p, log_p)[..., None]
@@ -246,13 +247,13 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
             v_tile = tiles.stretches(tiles.v, first, count)
             p, log_p = tiles.weights(q_tile, k_tile, first, count, log=dentropy is not None)
             do_tile = tiles.rows(do, first, count)
-            tiles.add_stretches(dv, torch.bmm(p.mT, do_tile), first, count)
-            ds = torch.baddbmm(tiles.rows(shared, first, count), do_tile, v_tile.mT, beta=-1)
+            tiles.add_stretches(dv, bmm(p.mT, do_tile), first, count)
+            ds = baddbmm(tiles.rows(shared, first, count), do_tile, v_tile.mT, beta=-1)
             if log_p is not None and dentropy is not None:
                 ds.addcmul_(log_p, tiles.rows(dentropy, first, count), value=-1)
             ds.mul_(p).mul_(inputs.scale)
-            tiles.put_rows(dq, torch.bmm(ds, k_tile), first, count)
-            tiles.add_stretches(dk, torch.bmm(ds.mT, q_tile), first, count)
+            tiles.put_rows(dq, bmm(ds, k_tile), first, count)
+            tiles.add_stretches(dk, bmm(ds.mT, q_tile), first, count)
     unpad = tiles.layout.unpad_keys
     return (
         dq[:, : q.shape[1]].contiguous(),

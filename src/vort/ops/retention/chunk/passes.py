@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vort.ops.products import baddbmm_, bmm, one_by_one
 from vort.ops.retention.chunk.piece import (
     Piece,
     Work,
@@ -18,7 +19,7 @@ from vort.ops.retention.chunk.piece import (
 __all__ = ["Found", "Gradients", "run_backward", "run_forward"]
 
 # A batch of vectors times matrices is slow for rows shorter than this: on a CPU with MKL, 32
-# columns take five times as long as 64.
+# columns take five times as long as 64. NumPy's is not.
 FAST_ROWS = 64
 
 
@@ -64,12 +65,12 @@ def run_forward(work: Work, found: Found) -> None:
         if work.inputs.tracked:
             _keep(work, found, start, G[:-1], b[:-1])
         state = (G[-1], b[-1])
-        value = torch.bmm(piece.pairs.mT, piece.v, out=piece.take_read("value", work.value_dim))
+        value = bmm(piece.pairs.mT, piece.v, out=piece.take_read("value", work.value_dim))
         asking = spread(piece.reading, piece.q, work.workspace, "asking")
-        value = value.baddbmm_(asking, matrices(G[:-1], work))
+        value = baddbmm_(value, asking, matrices(G[:-1], work))
         if work.b_rows:
             total = piece.pair_sums()
-            total += (piece.for_b(piece.reading) * torch.bmm(piece.q, flat(b[:-1]).mT)).sum(-1)
+            total += (piece.for_b(piece.reading) * bmm(piece.q, flat(b[:-1]).mT)).sum(-1)
             signed = torch.copysign(1 / (total.abs() + work.inputs.eps), total).unsqueeze(-1)
             piece.store_read(found.inverse, signed)
             value *= signed.abs()
@@ -167,9 +168,9 @@ def _reading_backward(
     if work.b_rows:
         dvalue = torch.mul(dvalue, signed.abs(), out=piece.take_read("value", work.value_dim))
     _, readers, size = piece.q.shape
-    dpairs = torch.bmm(piece.v, dvalue.mT, out=piece.take("pair gradients", readers))
+    dpairs = bmm(piece.v, dvalue.mT, out=piece.take("pair gradients", readers))
     asked = piece.take_read("asking", work.num_scales * size)
-    torch.bmm(dvalue, matrices(G, work).mT, out=asked)
+    bmm(dvalue, matrices(G, work).mT, out=asked)
     dreading = dvalue.new_empty(0)
     if work.reading_needs_grad:
         dreading = _by_scale(asked, piece.q, work.num_scales)
@@ -182,15 +183,15 @@ def _reading_backward(
         drawn += torch.mul(piece.q, dq, out=piece.take_read("met", size)).sum(-1, keepdim=True)
         dtotal = drawn.mul_(signed).neg_()
         db_reading = dtotal * piece.for_b(piece.reading)
-        dq.baddbmm_(db_reading, sums)
+        baddbmm_(dq, db_reading, sums)
     if work.normalizer == "decayed":
         dpairs += dtotal.mT
         if work.reading_needs_grad:
-            dreading += dtotal * torch.bmm(piece.q, sums.mT)
+            dreading += dtotal * bmm(piece.q, sums.mT)
     dscores = torch.mul(dpairs, piece.weights, out=piece.take("score gradients", readers))
     if work.normalizer == "undecayed":
         dscores.addcmul_(dtotal.mT, piece.seen)
-    dq.baddbmm_(dscores.mT, piece.k)
+    baddbmm_(dq, dscores.mT, piece.k)
     dweights = dpairs.mul_(piece.scores)
     return ReadingGradients(dq, dreading, dvalue, dscores, dweights, db_reading)
 
@@ -215,12 +216,12 @@ def _writing_backward(
     run_states_backward(leaving, *pair, chunks, work.decays.drop, small, grads.dG, final[0])
     states = matrices(leaving[1:], work)
     told = piece.take("asking", work.num_scales * work.key_dim)  # the asking is done
-    torch.bmm(piece.v, states.mT, out=told)
+    bmm(piece.v, states.mT, out=told)
     dwriting = _by_scale(told, piece.k, work.num_scales)
     dk = _over_scales(told, flat(piece.writing), piece.take("k gradients", work.key_dim))
-    dk.baddbmm_(read.dscores, piece.q)
+    baddbmm_(dk, read.dscores, piece.q)
     dv = piece.take("v gradients", work.value_dim)
-    torch.bmm(piece.pairs, read.dvalue, out=dv).baddbmm_(written, states)
+    baddbmm_(bmm(piece.pairs, read.dvalue, out=dv), written, states)
     if work.decay_needs_grad:
         grads.dlog_decay.add_(_aging(G, leaving[1:], piece))
 
@@ -235,9 +236,9 @@ def _writing_backward(
         small = work.is_small(counting)
         run_states_backward(counting, *pair, chunks, work.b_drop, small, grads.db, final[1])
         sums = flat(counting[1:])
-        dk.baddbmm_(piece.for_b(piece.writing), sums)
+        baddbmm_(dk, piece.for_b(piece.writing), sums)
         if work.normalizer == "decayed":
-            dwriting.baddbmm_(piece.k, sums.mT)
+            baddbmm_(dwriting, piece.k, sums.mT)
             if work.decay_needs_grad:
                 grads.dlog_decay.add_(_aging(b, counting[1:], piece))
     _store_gates(piece, read, dwriting.view(piece.write.shape), grads)
@@ -273,7 +274,7 @@ def _by_scale(rows: Tensor, x: Tensor, num_scales: int) -> Tensor:
     """For each token, its S rows [.., C, S K] times x [.., C, K]: [.., C, S]."""
     batch, chunk, size = x.shape
     rows = rows.view(batch * chunk, num_scales, size)
-    return torch.bmm(x.view(batch * chunk, 1, size), rows.mT).view(batch, chunk, num_scales)
+    return bmm(x.view(batch * chunk, 1, size), rows.mT).view(batch, chunk, num_scales)
 
 
 def _over_scales(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -284,8 +285,8 @@ def _over_scales(rows: Tensor, weight: Tensor, out: Tensor) -> Tensor:
     batch, chunk, num_scales = weight.shape
     rows = rows.view(batch * chunk, num_scales, -1)
     weight = weight.reshape(batch * chunk, 1, num_scales)
-    if rows.shape[-1] >= FAST_ROWS:
-        torch.bmm(weight, rows, out=out.view(batch * chunk, 1, -1))
+    if rows.shape[-1] >= FAST_ROWS or one_by_one(rows):
+        bmm(weight, rows, out=out.view(batch * chunk, 1, -1))
     else:
         torch.sum(rows.mul_(weight.mT), 1, out=out.view(batch * chunk, -1))
     return out

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from vort.ops.products import baddbmm_, bmm
 from vort.ops.retention.chunk.layout import Chunk, Layout, Plan, Workspace, make_layout
 from vort.ops.retention.chunk.readers import Readers
 from vort.ops.retention.chunk.weights import Decays, GatedWeights, LagWeights, at_offsets
@@ -228,7 +229,7 @@ class Piece:
         self.writing = self.write * self.leave
         size = self.q.shape[1]
         self.weights = self._weights()
-        self.scores = torch.bmm(self.k, self.q.mT, out=self.take("scores", size))
+        self.scores = bmm(self.k, self.q.mT, out=self.take("scores", size))
         self.pairs = torch.mul(self.scores, self.weights, out=self.take("pairs", size))
 
     def load(self, name: str, x: Tensor) -> Tensor:
@@ -449,11 +450,12 @@ def run_states_backward(
 def _adder(states: Tensor, left: Tensor, right: Tensor, small: bool) -> Callable[[int], Tensor]:
     """A function of c that adds left[c] @ right[c] to states[c]."""
     if small:
-        each, products = states.unbind(), (left @ right).view(states.shape).unbind()
+        products = bmm(left.flatten(0, 1), right.flatten(0, 1)).view(states.shape).unbind()
+        each = states.unbind()
         return lambda index: each[index].add_(products[index])
     matrices = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
     lefts, rights = left.unbind(), right.unbind()
-    return lambda index: matrices[index].baddbmm_(lefts[index], rights[index])
+    return lambda index: baddbmm_(matrices[index], lefts[index], rights[index])
 
 
 def _aging_of(chunks: Sequence[Chunk], drop: Tensor) -> dict[int, Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vort.ops.products import bmm
 from vort.ops.retention.chunk.layout import Workspace
 
 __all__ = ["Decays", "GatedWeights", "LagWeights", "at_offsets"]
@@ -75,7 +76,7 @@ class LagWeights:
     def by_source(self, read: Tensor, write: Tensor) -> Tensor:
         """W [n rows H, C, C], at [i, t], from write [n, rows, H, C, S]; 0 where t may not see i."""
         lags = self._lags("lags", write)
-        torch.bmm(write.flatten(0, 2), self._for_each(self.padded, write), out=lags)
+        bmm(write.flatten(0, 2), self._for_each(self.padded, write), out=lags)
         return self._skewed(lags)
 
     def backward(
@@ -85,10 +86,10 @@ class LagWeights:
         lags = self._lags("lag gradients", write).zero_()
         self._skewed(lags).copy_(dW)
         lags = lags[..., : self.chunk]
-        dwrite = torch.bmm(lags, self._for_each(self.by_lag, write).mT).view(write.shape)
+        dwrite = bmm(lags, self._for_each(self.by_lag, write).mT).view(write.shape)
         if not decay_needs_grad:
             return None, dwrite, None
-        by_lag = torch.bmm(write.flatten(0, 2).mT, lags)
+        by_lag = bmm(write.flatten(0, 2).mT, lags)
         by_lag = by_lag.view(*write.shape[:3], *by_lag.shape[1:]).sum((0, 1))
         lag = torch.arange(self.chunk, device=dW.device)
         return None, dwrite, (by_lag * self.by_lag * lag).sum(-1)
@@ -158,7 +159,7 @@ class GatedWeights:
         left, right = self._made = self._factors(read, write, at)
         shape = (write.shape[:3].numel(), write.shape[3], read.shape[3])
         weights = self.workspace.take("weights", *shape)
-        torch.bmm(_rows(right), _rows(left).mT, out=weights)
+        bmm(_rows(right), _rows(left).mT, out=weights)
         if self.diagonal is None:
             return weights.mul_(self.seen if seen is None else seen)
         near = _blocks(read).unsqueeze(-2) * self.diagonal * _blocks(write).unsqueeze(-3)
@@ -182,8 +183,8 @@ class GatedWeights:
             dW = dW * (self.seen if seen is None else seen)
         assert self._made is not None
         left, right = self._made
-        dleft = torch.bmm(dW.mT, _rows(right)).view(left.shape)
-        dright = torch.bmm(dW, _rows(left)).view(right.shape)
+        dleft = bmm(dW.mT, _rows(right)).view(left.shape)
+        dright = bmm(dW, _rows(left)).view(right.shape)
         dlog_decay = None
         if decay_needs_grad:
             read_lag = left.mul_(dleft)
