@@ -39,3 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both roads of `vort.ops.products`, whatever the machine would take."""
+    monkeypatch.setattr("vort.ops.products.ONE_BY_ONE", request.param == "numpy")
+    return str(request.param)
+
+
+@pytest.fixture
+def torch_road(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own products alone, by which few positions have the bits of all."""
+    monkeypatch.setattr("vort.ops.products.ONE_BY_ONE", False)

@@ -67,6 +67,7 @@ def test_some_positions_are_those_among_all(kind: str, monkeypatch: pytest.Monke
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("torch_road")
 @pytest.mark.parametrize("kind", ["vort", "exponential", "mixture", "uniform_power_law", "softmax"])
 @pytest.mark.parametrize("more", [{}, {"output_gate": True, "sliding_window": 6}])
 def test_a_table_of_recall_trains_to_the_same_bits(kind: str, more: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ def test_rows_are_filled_up_with_zeros_and_gradients_go_where_rows_came_from() -
     assert torch.equal(dx, truth)
 
 
+@pytest.mark.usefixtures("torch_road")
 @pytest.mark.parametrize("kept", [0, 1 << 22], ids=["made anew", "kept"])
 def test_a_product_has_the_gradients_of_one_with_all_positions_to_the_bit(
     kept: int, monkeypatch: pytest.MonkeyPatch
@@ -48,6 +49,7 @@ def test_a_product_has_the_gradients_of_one_with_all_positions_to_the_bit(
         assert all(map(torch.equal, found, truth))
 
 
+@pytest.mark.usefixtures("torch_road")
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_product_of_each_head_has_the_gradients_of_all_positions_to_the_bit(heads: int) -> None:
     for count in (41, 50, 41):
@@ -60,6 +62,7 @@ def test_a_product_of_each_head_has_the_gradients_of_all_positions_to_the_bit(he
         assert all(map(torch.equal, found, truth))
 
 
+@pytest.mark.usefixtures("torch_road")
 @pytest.mark.parametrize("heads", [(), (2,)])
 def test_a_norm_has_the_gradients_of_one_of_all_positions_to_the_bit(heads: tuple[int]) -> None:
     """Beside a residual: three gradients come back to x, and their order counts."""
@@ -84,3 +87,22 @@ def test_second_derivatives_are_those_of_all_positions() -> None:
         found.append(torch.autograd.grad(dx.square().sum(), (x, weight, scale)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_without_zeros_gradients_are_those_of_all_positions_but_for_rounding(road: str) -> None:
+    asked, x = some(), leaf(BATCH, LENGTH, 3, SIZE)
+    weight, of_heads, norm = leaf(18, SIZE), leaf(3, SIZE, 16), leaf(SIZE)
+    rows = pick(x, asked)
+    whole = x.flatten(0, 1)[asked.places]
+    pairs = [
+        (linear_of_asked(rows[:, 0], weight, asked), F.linear(whole[:, 0], weight), weight),
+        (heads_of_asked(rows, of_heads, asked), whole[:, :, None] @ of_heads, of_heads),
+        (norm_of_asked(rows, norm, 1e-6, asked), rms_norm(whole, norm, 1e-6), norm),
+    ]
+    for one, other, parameter in pairs:
+        back = torch.randn(len(whole), *one.shape[1:])
+        found = torch.autograd.grad(one[: len(whole)], (x, parameter), back, retain_graph=True)
+        truth = torch.autograd.grad(
+            other, (x, parameter), back.view_as(other), retain_graph=True
+        )  # fmt: skip
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-5)

@@ -38,13 +38,6 @@ PATTERNS = {
 Watched = list[tuple[Any, ...]]
 
 
-@pytest.fixture(params=["numpy", "torch"])
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both roads, whatever the machine would take."""
-    monkeypatch.setattr(products, "ONE_BY_ONE", request.param == "numpy")
-    return str(request.param)
-
-
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """NumPy's road is open; what goes down it."""

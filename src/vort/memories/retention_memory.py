@@ -284,7 +284,7 @@ class WriteGain(GateProjection):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """`[B, T, H, 1 or S]` for `[B, T, hidden_size]`."""
-        logits = widen(super().forward(hidden_states)).unflatten(-1, (-1, self.scales))
+        logits: Tensor = widen(super().forward(hidden_states)).unflatten(-1, (-1, self.scales))
         return logits.clamp(-self.LARGEST_LOG, self.LARGEST_LOG).exp()
 
 

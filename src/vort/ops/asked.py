@@ -3,7 +3,8 @@
 A task that asks at 32 positions of 1,000 has no use for what a last layer makes of the others. What
 is computed for each position by itself may be computed for those alone, and the others' gradients
 are 0. Sums over positions, in the gradients of weights, are taken with these zeros in their places:
-their order is that of all positions, and so is the result, to the bit.
+their order is that of all positions, and so is the result, to the bit. Where products are another
+library's (`vort.ops.products`) that is given up, and zeros are left out.
 """
 
 import threading
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.products import one_by_one
 from vort.ops.rms_norm import rms_norm
 
 __all__ = [
@@ -72,7 +74,10 @@ class Asked(NamedTuple):
 
     @contextmanager
     def lent(self, x: Tensor, name: str) -> Iterator[Tensor]:
-        """`put(x)`, until the next of this name is asked for."""
+        """`put(x)`, until the next of this name is asked for; x itself where zeros are left out."""
+        if one_by_one(x):
+            yield x
+            return
         size = self.batch * self.length * x.shape[1:].numel()
         if size > KEPT:
             yield self.put(x)
@@ -226,7 +231,8 @@ def _norm_backward(given: _Norm, kept: Some, grads: Some, needs: Sequence[bool])
     dweight = None
     if needs[2]:
         with asked.lent(dy * (x * r), "gradients") as whole:
-            whole = whole.view(asked.batch, asked.length, *x.shape[1:])
+            if len(whole) != len(x):
+                whole = whole.view(asked.batch, asked.length, *x.shape[1:])
             dweight = whole.sum(tuple(range(whole.ndim - 1)))
     return dx.mul_(r), through, dweight
 

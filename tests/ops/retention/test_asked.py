@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vort.ops.asked import Asked, pick
 from vort.ops.retention import retention
-from vort.ops.retention.chunk import AskedInputs, retention_of_asked
+from vort.ops.retention.chunk import AskedInputs, op, retention_of_asked
+from vort.ops.retention.chunk.pairs import pairs_pay
 
 BATCH, LENGTH, KEYS = 3, 210, 32
 GENTLE, STEEP = (1e-3, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0), (1e-3, 0.1, 2.0, 30.0)
@@ -66,7 +67,7 @@ CASES = [
 @pytest.mark.parametrize(("decays", "read", "options"), CASES)
 @pytest.mark.parametrize("count", [1, 40, 300])
 def test_answers_are_those_of_the_exact_sum(
-    decays: tuple[float, ...], read: bool, options: dict[str, Any], count: int
+    road: str, decays: tuple[float, ...], read: bool, options: dict[str, Any], count: int
 ) -> None:
     given, asked = drawn(decays, read, 2, torch.float64), positions(count)
     found, expected = answers(given, asked, **options), truth(given, asked, "exact", **options)
@@ -75,6 +76,7 @@ def test_answers_are_those_of_the_exact_sum(
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.usefixtures("torch_road")
 @pytest.mark.parametrize(("decays", "read", "options"), CASES)
 @pytest.mark.parametrize("heads", [1, 2])
 def test_answers_are_those_of_all_positions_to_the_bit(
@@ -86,6 +88,36 @@ def test_answers_are_those_of_all_positions_to_the_bit(
     assert torch.equal(found, expected)
     for one, other in zip(gradients(found, given), gradients(expected, given), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("count", "pay"), [(30, True), (500, False)])
+def test_pairs_are_summed_where_they_pay(
+    road: str, count: int, pay: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = {"_of_pairs": "pairs", "_of_asked": "states"}
+    taken: list[str] = []
+    for name, way in ways.items():
+        called = getattr(op, name)
+        monkeypatch.setattr(op, name, lambda x, c=called, w=way: (taken.append(w), c(x))[1])
+    given, asked = drawn((0.02,), False, 1, torch.float32), positions(count)
+    answers(given, asked)
+    assert taken == ["pairs" if pay and road == "numpy" else "states"]
+
+
+def test_pairs_pay_for_few_readers_and_no_more_than_memory_holds() -> None:
+    def of(readers: int, length: int = 1000, scales: int = 8) -> bool:
+        k, write = torch.empty(8, length, 1, 32), torch.empty(8, length, 1, scales)
+        places = torch.empty(8 * readers, dtype=torch.int64)
+        tensors = (k, k, k, write, torch.empty(scales), None, places)
+        return pairs_pay(AskedInputs(*tensors, 8, length, "decayed", True, 1e-6, True))
+
+    assert of(32)
+    assert of(200)
+    assert not of(204)
+    assert of(111, scales=1)
+    assert not of(120, scales=1)
+    assert of(100, length=10_000)
+    assert not of(100, length=11_000)
 
 
 def test_second_derivatives_are_those_of_the_exact_sum() -> None:

@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vort.ops.asked import Asked, pick
 from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.products import one_by_one
 from vort.ops.retention.chunk.layout import DenseLayout, Plan
+from vort.ops.retention.chunk.pairs import pairs_backward, pairs_forward, pairs_pay
 from vort.ops.retention.chunk.passes import Found, Gradients, run_backward, run_forward
 from vort.ops.retention.chunk.piece import Work
-from vort.ops.retention.chunk.readers import Readers
+from vort.ops.retention.chunk.readers import AskedInputs, Readers
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 from vort.ops.retention.state import RetentionState
@@ -41,35 +42,16 @@ def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     return o, RetentionState(G_last, b_last) if inputs.output_final_state else None
 
 
-class AskedInputs(NamedTuple):
-    """A call of `retention_of_asked`: q and read `[rows, H, .]` as `pick` leaves them, else Inputs.
-
-    places, batch, length: see `Asked`.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    write: Tensor
-    log_decay: Tensor
-    read: Tensor | None
-    places: Tensor
-    batch: int
-    length: int
-    normalizer: str
-    include_self: bool
-    eps: float
-    tracked: bool
-
-
 def retention_of_asked(given: AskedInputs) -> Tensor:
     """What `retention` of whole sequences returns at positions asked for, `[rows, H, V]`.
 
     Numbers and gradients are those of `retention_chunk`, to the bit: others write, and read
-    nothing.
+    nothing. Where batched products are dear and readers few, pairs are summed instead of states:
+    there they are the same but for rounding.
     """
     per_head = given.log_decay.expand(given.k.shape[2], given.write.shape[-1])
-    return _of_asked(given._replace(log_decay=per_head))[0]  # type: ignore[no-any-return]
+    way = _of_pairs if one_by_one(given.k) and pairs_pay(given) else _of_asked
+    return way(given._replace(log_decay=per_head))[0]  # type: ignore[no-any-return]
 
 
 def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Readers]:
@@ -104,6 +86,16 @@ def _asked_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence
         )
         dlog_decay = found.dlog_decay.to(given.log_decay.dtype)
     return dq, found.dk, found.dv, found.dwrite, dlog_decay, dread
+
+
+def _pairs_forward(given: AskedInputs) -> Tensors:
+    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+        return pairs_forward(given)
+
+
+def _pairs_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+        return pairs_backward(given, kept, grads, needs)
 
 
 def _asked_plain(given: AskedInputs) -> Tensors:
@@ -218,12 +210,18 @@ _retention = custom_op(
     gradients=("q", "k", "v", "write", "log_decay", "read", "G", "b"),
     plain=_plain,
 )
-_of_asked = custom_op(
-    "vort::retention_of_asked",
-    AskedInputs,
-    _asked_forward,
-    _asked_backward,
-    None,
-    gradients=("q", "k", "v", "write", "log_decay", "read"),
-    plain=_asked_plain,
+_of_asked, _of_pairs = (
+    custom_op(
+        name,
+        AskedInputs,
+        forward,
+        backward,
+        None,
+        gradients=("q", "k", "v", "write", "log_decay", "read"),
+        plain=_asked_plain,
+    )
+    for name, forward, backward in (
+        ("vort::retention_of_asked", _asked_forward, _asked_backward),
+        ("vort::retention_of_pairs", _pairs_forward, _pairs_backward),
+    )
 )

@@ -4,16 +4,39 @@ What a chunk's tokens write goes on as ever. Of queries, reads and outputs there
 the chunk with the most readers has; sums over readers leave out zeros, and are the same to the bit.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from vort.ops.retention.chunk.layout import DenseLayout
 
-__all__ = ["Readers"]
+__all__ = ["AskedInputs", "Readers"]
 
 # Slots of a chunk are a multiple of this; and of more where a product has a single column, which is
 # another function's: in its first rows sums have another order.
 SLOTS, SLOTS_OF_ONE = 4, 16
+
+
+class AskedInputs(NamedTuple):
+    """A call of `retention_of_asked`: q and read `[rows, H, .]` as `pick` leaves them, else Inputs.
+
+    places, batch, length: see `Asked`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    write: Tensor
+    log_decay: Tensor
+    read: Tensor | None
+    places: Tensor
+    batch: int
+    length: int
+    normalizer: str
+    include_self: bool
+    eps: float
+    tracked: bool
 
 
 class Readers:
