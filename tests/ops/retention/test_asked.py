@@ -107,7 +107,8 @@ def test_pairs_are_summed_where_they_pay(
 def test_pairs_pay_for_few_readers_and_no_more_than_memory_holds() -> None:
     def of(readers: int, length: int = 1000, scales: int = 8) -> bool:
         k, write = torch.empty(8, length, 1, 32), torch.empty(8, length, 1, scales)
-        places = torch.empty(8 * readers, dtype=torch.int64)
+        # of one sequence alone: the others have slots for as many
+        places = torch.arange(readers) + 3 * length
         tensors = (k, k, k, write, torch.empty(scales), None, places)
         return pairs_pay(AskedInputs(*tensors, 8, length, "decayed", True, 1e-6, True))
 

@@ -24,17 +24,19 @@ __all__ = ["pairs_backward", "pairs_forward", "pairs_pay"]
 
 # Tokens in a block.
 BLOCK = 64
-# Pairs whose scores and weights may be held at once, were readers spread evenly over the batch.
+# Pairs whose scores and weights may be held at once.
 MOST = 1 << 23
 
 
 def pairs_pay(given: AskedInputs) -> bool:
     """Whether pairs cost less than states, as measured on one core (Neoverse N1, NumPy's products).
 
-    Up to a hundred readers in a row are always the cheaper way: a chunk has pairs of its own.
+    Up to a hundred readers of a sequence are always the cheaper way: chunks have pairs too.
     """
     (batch, length, heads, keys), values = given.k.shape, given.v.shape[3]
-    scales, readers = given.write.shape[-1], -(-len(given.places) // max(batch, 1))
+    # every row has as many slots as the one with the most readers
+    readers = int(torch.bincount(given.places // length).max()) if len(given.places) else 0
+    scales = given.write.shape[-1]
     few = (readers - 100) * (keys + values + 2 * scales) < scales * keys * values
     return few and batch * heads * readers * length <= MOST
 
