@@ -55,23 +55,23 @@ def test_gated_rivals_have_the_state_of_vort(size: Size) -> None:
 def test_the_grid_at_the_size_of_the_paper_begins_with_what_matters() -> None:
     pilot, copy = (EXPERIMENTS[name].cells("paper", None) for name in ("pilot", "label_copy"))
     for cells in (pilot, copy):
-        # Eight rows, three seeds; the first seed of all before the second of any.
-        assert [cell.seed for cell in cells[:24]] == [0] * 8 + [1] * 8 + [2] * 8
-        assert len({cell.model for cell in cells[:24]}) == 8
+        # Nine rows, three seeds; the first seed of all before the second of any.
+        assert [cell.seed for cell in cells[:27]] == [0] * 9 + [1] * 9 + [2] * 9
+        assert len({cell.model for cell in cells[:27]}) == 9
         assert cells[0].model == "vort"
-    eight = {cell.model for cell in pilot[:24]}
-    assert {cell.model for cell in copy[:24]} == eight
+    nine = {cell.model for cell in pilot[:27]}
+    assert {cell.model for cell in copy[:27]} == nine
     by_beta = {
         beta: {(c.model, c.seed) for c in pilot if c.tags["beta"] == beta} for beta in (1, 1.5, 2)
     }
     closest = {model for model, seed in by_beta[1] if seed > 2}
     assert len(closest) == 4
     assert "vort" in closest
-    assert closest <= eight
+    assert closest <= nine
     further = {(row, seed) for row in closest for seed in (3, 4)}
     three = {(row, seed) for row in PILOT_ROWS["paper"] for seed in range(3)}
     assert by_beta[1] == three | further
-    assert by_beta[1.5] == by_beta[2] == {(row, seed) for row in eight for seed in range(3)}
+    assert by_beta[1.5] == by_beta[2] == {(row, seed) for row in nine for seed in range(3)}
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -91,7 +91,7 @@ def test_results_under_several_conditions_are_not_mixed() -> None:
     summary = EXPERIMENTS["pilot"].summarise(records, "paper")
     heads = [sheet.title.rpartition(", ")[2] for sheet in summary.sheets]
     assert heads == ["beta 1.0", "beta 1.5", "beta 2.0"]
-    assert [len(sheet.rows) for sheet in summary.sheets] == [len(PILOT_ROWS["paper"]), 8, 8]
+    assert [len(sheet.rows) for sheet in summary.sheets] == [len(PILOT_ROWS["paper"]), 9, 9]
     shown = {row[2].partition(" ")[0] for row in summary.sheets[0].rows}
     assert shown == {"90.0"}
 
@@ -112,8 +112,8 @@ def test_a_picture_of_many_rows_shows_those_that_matter(monkeypatch: pytest.Monk
     cells = EXPERIMENTS["pilot"].cells("paper", None)
     summary = EXPERIMENTS["pilot"].summarise([fake(cell, 0.5) for cell in cells], "paper")
     summary.figures[0].draw(Path("nowhere.png"))
-    eight = [MODELS[cell.model].label for cell in cells[:8]]
-    assert drawn == [*eight, "Mixture-5", "Exponential", "full attention"]
+    nine = [MODELS[cell.model].label for cell in cells[:9]]
+    assert drawn == [*nine, "Mixture-5", "Exponential", "full attention"]
 
 
 def test_a_table_says_what_rows_have_that_the_paper_has_not_and_whose_rates_they_take() -> None:
