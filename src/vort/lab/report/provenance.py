@@ -107,8 +107,11 @@ def plain_command(arguments: Sequence[str]) -> str:
 
     >>> plain_command(["/home/ada/bin/vort", "report", "--out=/data/run", "reports/laptop"])
     'vort report --out=run reports/laptop'
+    >>> plain_command(["/home/ada/vort/__main__.py", "report"])  # python -m vort
+    'vort report'
     """
-    program = Path(arguments[0]).name
+    path = Path(arguments[0])
+    program = path.parent.name if path.name == "__main__.py" else path.name
     return shlex.join(["vort" if program == "cli.py" else program, *map(_short, arguments[1:])])
 
 
