@@ -126,6 +126,11 @@ def test_decays_are_searched_within_the_same_budget() -> None:
     assert len({rate(cell) for cell in mixture}) >= 4
     # Those that came second were tried at the best rate of the first.
     assert {rate(cell) for cell in mixture[4:]} == {min(map(rate, mixture[:4]))}
+    # Free writes choose where their rates lie as a mixture does; a power law's are given.
+    free, plain = (walk(of_row(row), lambda cell: rate(cell)) for row in ("vort_free", "vort"))
+    horizons = {cell.config["horizon"] for cell in of_stage(free, 1)[:7]}
+    assert horizons == {1000, 3000, 10_000, 30_000}
+    assert {cell.config["horizon"] for cell in plain} == {10_000}
 
 
 @settings(max_examples=60, deadline=None)
@@ -426,6 +431,9 @@ def test_a_decay_goes_to_a_row_that_has_one() -> None:
     assert model_settings(found, learned, own=False) == {}
     assert model_settings(found, {"memory": "mixture"}, own=False) == {"horizon": 7}
     assert model_settings(found, {}, own=True) == {}
+    free = {"write_gain": "scale"}
+    assert model_settings(found, free, own=True) == {"horizon": 7}
+    assert model_settings(found, free, own=False) == {}
 
 
 def test_a_new_table_can_be_searched_too() -> None:

@@ -235,7 +235,7 @@ def _claims(records: Sequence[Record], table: PaperTable, buckets: Sequence[str]
             names = f"power_law{suffix}", f"{rival}{suffix}"
             if table.rows and all(name in found for name in names):
                 claims += _kernel_claim(found, *names, long, table)
-    return claims + (_own_claims(found, long, table) if "vort" in found else [])
+    return claims + _own_claims(found, long, table)
 
 
 def _kernel_claim(
@@ -251,17 +251,26 @@ def _kernel_claim(
     return [Claim(f"table {table.label}", states, measured, verdict_on_gain(paper, gain, table))]
 
 
-def _own_claims(found: Mapping[str, list[Record]], long: str, table: PaperTable) -> list[Claim]:
+def _own_claims(
+    found: Mapping[str, list[Record]], long: str, table: PaperTable, under: str = ""
+) -> list[Claim]:
     """VORT against every rival that trains in linear time, and against those of its own means.
 
-    Its variants are no rivals: what they say is in the ablations.
+    Its variants are no rivals: what they say is in the ablations. With free writes it is held
+    against the same rivals, one that writes as freely among them.
+
+    under: words for the condition, where it is not the first.
     """
+    claims = []
     rivals = [row for row in found if not row.startswith("vort") and row not in QUADRATIC]
-    equals = [row for row in rivals if _is_equal(found[row][0], found["vort"][0])]
-    return [
-        *_lead(found, rivals, "every rival that trains in linear time", long, table),
-        *_lead(found, equals, "every rival with as much state and the same gates", long, table),
-    ]
+    for ours in (row for row in ("vort", "vort_free") if row in found):
+        equals = [row for row in rivals if _is_equal(found[row][0], found[ours][0])]
+        for members, who in (
+            (rivals, "every rival that trains in linear time"),
+            (equals, "every rival with as much state and the same gates"),
+        ):
+            claims += _lead(found, ours, members, f"{who}{under}", long, table)
+    return claims
 
 
 def _is_equal(rival: Record, ours: Record) -> bool:
@@ -271,10 +280,15 @@ def _is_equal(rival: Record, ours: Record) -> bool:
 
 
 def _lead(
-    found: Mapping[str, list[Record]], rivals: Sequence[str], who: str, long: str, table: PaperTable
+    found: Mapping[str, list[Record]],
+    ours: str,
+    rivals: Sequence[str],
+    who: str,
+    long: str,
+    table: PaperTable,
 ) -> list[Claim]:
-    """That VORT is ahead of all of these at long lags; it is held against the strongest."""
-    every = {row: margin(found["vort"], found[row], long, table) for row in rivals}
+    """That a row of ours is ahead of all of these at long lags; held against the strongest."""
+    every = {row: margin(found[ours], found[row], long, table) for row in rivals}
     gains = {row: gain for row, gain in every.items() if gain is not None}
     # Rows with fewer seeds stand beside the comparison, unless there are no others.
     enough = {row: gain for row, gain in gains.items() if gain.count >= LEAST_SEEDS}
@@ -284,7 +298,7 @@ def _lead(
     closest = min(judged, key=lambda row: judged[row].mean)
 
     def words(row: str) -> str:
-        return f"{label_of(row)}: {gain_in_words(found['vort'], found[row], long, table)}"
+        return f"{label_of(row)}: {gain_in_words(found[ours], found[row], long, table)}"
 
     # A lead that is larger may be less certain.
     unsettled = [row for row, gain in enough.items() if row != closest and gain.low <= 0]
@@ -294,7 +308,7 @@ def _lead(
     return [
         Claim(
             "ours",
-            f"VORT (ours) is better at long lags than {who}",
+            f"{label_of(ours)} is better at long lags than {who}",
             f"closest is {words(closest)}{beside}",
             judge_lead(list(judged.values())),
         )
@@ -356,6 +370,9 @@ def _summary(
     # Models that were trained for less are shown, but nothing is claimed of them.
     whole = [record for record in planned if record["steps"] == most]
     claims = _claims(whole, table, buckets)
+    for name, members in list(conditions.items())[1:]:
+        rest = by_row([x for x in as_planned(members) if x["steps"] == most])
+        claims += _own_claims(rest, buckets[-1], table, f", {name}")
     figures = [Figure("by_lag.png", caption, draw)]
     return Summary(sheets, claims, figures, notes, labels_of(every))
 
@@ -422,8 +439,9 @@ _FAVOR_ROWS = ("power_law_favor", "mixture_favor", "exponential_favor")
 # full attention and S = 1 the latter: that attention finds everything is known.
 _FIRST = (
     *("vort", "mixture_rates_gain", "mixture_rates_gated", "uniform_power_law_gated"),
-    *("mixture_rates_free", "vort_one_scale", "exponential_learned_gated", "power_law"),
-    "gla_gated",
+    # Kernels of any shape, VORT's and a mixture's.
+    *("vort_free", "mixture_rates_free"),
+    *("vort_one_scale", "exponential_learned_gated", "power_law", "gla_gated"),
 )
 # VORT and those with its state that three seeds did not tell from it.
 _CLOSEST = _FIRST[:4]
@@ -437,7 +455,7 @@ PILOT_ROWS: dict[Size, tuple[str, ...]] = {
     "paper": (
         *_FIRST,
         *("mixture", "exponential", "exponential_long", "uniform_power_law", "linear_gated"),
-        *("vort_free", "vort_spread", "vort_no_read", "vort_no_gate", "vort_no_gates"),
+        *("vort_spread", "vort_no_read", "vort_no_gate", "vort_no_gates"),
         *("vort_half_features", "vort_no_normalizer", "vort_favor", "softmax"),
         *(*_FAVOR_ROWS, *SLOW),
     ),

@@ -68,7 +68,8 @@ _BEYOND = 5
 EARLIER = "before stages"
 # What a trial beyond an edge has in the place where a cell says whose settings it takes.
 _PAST_EDGE = "beyond the edge, "
-# Where the slowest rate of a mixture starts, as time constants in shares of the length.
+# The slowest rate of a mixture, where it starts, and of free writes: as time constants in shares of
+# the length.
 _HORIZONS = (0.1, 0.3, 1.0, 3.0)
 
 
@@ -161,9 +162,18 @@ def model_settings(found: Mapping[str, Any], config: Mapping[str, Any], own: boo
     memory = config.get("memory")
     takes = {
         "exponential_rate": has_fixed_decay(config) or (own and memory == "exponential"),
-        "horizon": memory == "mixture",
+        "horizon": memory == "mixture" or (own and _writes_freely(config)),
     }
     return {name: value for name, value in found.items() if takes.get(name, False)}
+
+
+def _writes_freely(config: Mapping[str, Any]) -> bool:
+    """Whether it is VORT with any mixture of its rates for a kernel.
+
+    The rates of a power law follow from the lags that it has to fit; these are a choice, as those
+    of a mixture are.
+    """
+    return config.get("memory", "vort") == "vort" and config.get("write_gain") == "scale"
 
 
 @dataclass(frozen=True)
@@ -188,7 +198,7 @@ def _axis(experiment: Experiment, cell: Cell) -> _Axis | None:
         length = make_task(**cell.task).length
         values = tuple(sorted(1 / (share * length) for share in shares))
         return _Axis("exponential_rate", values, values[len(values) // 2])
-    if memory == "mixture":
+    if memory == "mixture" or _writes_freely(cell.config):
         # Of the task, not of the row's present horizon: that is what the last search found.
         length = make_task(**cell.task).length
         return _Axis("horizon", tuple(round(share * length) for share in _HORIZONS), length)
