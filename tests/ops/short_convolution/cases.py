@@ -23,7 +23,7 @@ class HeadsCase(NamedCase):
     heads: int = 2
     kv_heads: int = 2
     dim: int = 8
-    size: int = 4
+    size: int = 4  # taps; 1: there is no convolution
     state: bool = False
     bounds: tuple[int, ...] | None = None
     norm: bool = True
@@ -59,7 +59,7 @@ def make_inputs(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> 
     weight = (case.heads, case.dim, case.features)
     return {
         "x": x,
-        "weight": normal(channels, case.size),
+        "weight": normal(channels, case.size) if case.size > 1 else None,
         "q_norm": 1 + 0.5 * normal(case.dim) if case.norm else None,
         "k_norm": 1 + 0.5 * normal(case.dim) if case.norm else None,
         "state": normal(case.batch, case.size - 1, channels) if case.state else None,
@@ -82,13 +82,14 @@ def exact(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
     bounds = torch.tensor(case.bounds or (0,), device=x.device)
     position = torch.arange(case.length, device=x.device)
     start = bounds[torch.searchsorted(bounds, position, right=True) - 1]
-    y = torch.zeros_like(x)
-    for lag in range(case.size):
+    y = x if weight is None else torch.zeros_like(x)
+    for lag in range(0 if weight is None else case.size):
         earlier = padded[:, case.size - 1 - lag : case.size - 1 - lag + case.length]
         inside = (position - start >= lag) if case.bounds else torch.ones_like(position) > 0
         y = y + torch.where(inside[:, None], earlier, 0) * weight[:, lag]
     sizes = [case.heads, case.kv_heads, case.kv_heads]
-    q, k, v = F.silu(y).unflatten(-1, (-1, case.dim)).split(sizes, 2)
+    y = y if weight is None else F.silu(y)
+    q, k, v = y.unflatten(-1, (-1, case.dim)).split(sizes, 2)
     if case.norm:
         q, k = (
             h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * given[n]
@@ -211,6 +212,9 @@ CASES = [
     HeadsCase(length=7, features=4),
     HeadsCase(batch=1, length=9, dim=6, features=3, size=3, norm=False, bounds=(0, 2, 7)),
     HeadsCase(length=3, features=8, rope=False, state=True, sliced=True),
+    HeadsCase(length=7, size=1, features=4, rope=False, sliced=True),
+    HeadsCase(batch=1, length=9, size=1, heads=4, kv_heads=2, bounds=(0, 5, 6)),
+    HeadsCase(length=5, size=1, norm=False, features=4, seen=True, absent=("q", "turned k")),
     HeadsCase(length=6, absent=("turned q", "near v", "k")),
     HeadsCase(length=6, features=4, absent=("q", "k", "v")),
     HeadsCase(length=6, features=4, absent=("turned q", "turned k", "near v", "v")),
@@ -219,6 +223,7 @@ CASES = [
 LONG = [
     HeadsCase(batch=1, length=70, heads=1, kv_heads=1),
     HeadsCase(batch=3, length=35, heads=1, kv_heads=1, size=3, features=4, state=True),
+    HeadsCase(batch=2, length=35, heads=1, kv_heads=1, size=1, features=4, sliced=True),
     HeadsCase(batch=1, length=45, heads=1, kv_heads=1, size=2, features=4, bounds=(0, 14, 15, 31)),
 ]
 GPU_CASES = [
@@ -230,5 +235,7 @@ GPU_CASES = [
     HeadsCase(batch=1, length=700, heads=4, kv_heads=4, dim=128, features=64, state=True),
     HeadsCase(batch=1, length=700, heads=4, kv_heads=4, dim=32, features=64, bounds=(0, 1, 500)),
     HeadsCase(batch=5, length=130, heads=3, kv_heads=3, dim=80, features=40, size=3),
+    HeadsCase(batch=3, length=1031, heads=2, kv_heads=2, dim=64, features=32, size=1, rope=False),
+    HeadsCase(length=700, heads=8, kv_heads=2, dim=128, size=1),
 ]
 STEPS = [HeadsCase(length=6), HeadsCase(batch=1, length=4, kv_heads=1, size=2)]

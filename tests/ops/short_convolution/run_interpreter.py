@@ -88,5 +88,27 @@ def who_watches_a_memory_sees_heads() -> None:
     assert (alone - watched).norm() <= 1e-5 * watched.norm()
 
 
+def a_layer_without_a_convolution_takes_them_too() -> None:
+    from vort.layers import VortAttention
+    from vort.ops.short_convolution.triton import op
+
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_features": 4, "horizon": 100}
+    layer = VortAttention(**sizes, conv_size=0, sliding_window=0, use_entropy=False)
+    x, back = torch.randn(2, 3, 7, 16).unbind()
+    found = []
+    for kernels in (True, False):
+        given = x.clone().requires_grad_()
+        with (
+            kernels_everywhere(kernels),
+            mock.patch.object(op, "empty_heads", wraps=op.empty_heads) as made,
+        ):
+            y, _ = layer(given)
+            grads = torch.autograd.grad(y, [given, *layer.parameters()], back)
+        assert made.called == kernels
+        found.append([y, *grads])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
 if __name__ == "__main__":
     check_claim()

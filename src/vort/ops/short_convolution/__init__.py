@@ -154,7 +154,9 @@ def to_heads(
     if weight is not None:
         _check(x, weight, state, cu_seqlens)
     even = x.shape[2] // (num_heads + 2 * num_key_value_heads) % 2 == 0
-    if weight is not None and even and _fused(x, weight, past):
+    # Without a convolution, heads that are neither normed nor turned nor mapped are there already.
+    work = any(y is not None for y in (weight, q_norm, rope_base, features))
+    if work and not parts and even and _fused(x, weight, past):
         return _by_kernels(
             x, num_heads, num_key_value_heads, weight, past, age, q_norm, k_norm, eps, rope_base,
             features, seen, lengths, output_state, in_place and past is state,
@@ -178,7 +180,7 @@ def _by_kernels(
     x: Tensor,
     num_heads: int,
     num_key_value_heads: int,
-    weight: Tensor,
+    weight: Tensor | None,
     state: Tensor | None,
     age: Tensor | None,
     q_norm: Tensor | None,
@@ -213,7 +215,8 @@ def _by_kernels(
     q_map, k_map = features if features is not None and _fit(x, dim, *features) else (None, None)
     inputs = triton.Inputs(*given, q_map, k_map, *sizes, twice=cos is not None)
     q, k, v, turned_q, turned_k, near_v = triton.heads_fused(inputs)
-    after = _after(x, weight, state, lengths) if output_state else None
+    keeps = output_state and weight is not None
+    after = _after(x, weight, state, lengths) if keeps else None  # type: ignore[arg-type]
     mapped = q_map is not None
     again = None
     if turned_q is None:
@@ -311,12 +314,15 @@ def _age(cu_seqlens: Tensor, length: int) -> Tensor:
     return position - start
 
 
-def _fused(x: Tensor, weight: Tensor, state: Tensor | None) -> bool:
+def _fused(x: Tensor, weight: Tensor | None, state: Tensor | None) -> bool:
     """Whether kernels can do it; they send no gradient to a state."""
     differentiable = state is not None and state.requires_grad and torch.is_grad_enabled()
-    known = weight.dtype in (torch.bfloat16, torch.float32) and weight.device == x.device
+    known = True
+    if weight is not None:
+        known = weight.dtype in (torch.bfloat16, torch.float32) and weight.device == x.device
+        known = known and weight.shape[1] <= LONGEST
     full = x.shape[0] * x.shape[1] > 0
-    return known and full and kernels_take(x) and weight.shape[1] <= LONGEST and not differentiable
+    return known and full and kernels_take(x) and not differentiable
 
 
 def _check(x: Tensor, weight: Tensor, state: Tensor | None, cu_seqlens: Tensor | None) -> None:

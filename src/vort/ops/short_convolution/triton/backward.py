@@ -6,7 +6,8 @@ All that the forward computed is computed again. With u the convolution's sum an
     dx_t = sum_j w_j du_{t+j},     dw_j = sum_t x_t du_{t+j}:
 
 one kernel makes du, another one, of channels alone, the rest. In one kernel for both du would have
-to pass from thread to thread, and registers would be short: that took longer.
+to pass from thread to thread, and registers would be short: that took longer. Without a convolution
+(W = 1) du is dx.
 """
 
 import triton
@@ -55,12 +56,15 @@ def set_apart(x, mask):
 
 @triton.jit
 def through_head(
-    ua, ub, da, db, fa, fb, na, nb, inside, eps, D: tl.constexpr, NORM: tl.constexpr
+    ua, ub, da, db, fa, fb, na, nb, inside, eps, D: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr,
 ):  # fmt: skip
     """The gradient to the convolution's sum from that to the head; and to the norm, added."""
-    sa, sb = sigmoid(ua), sigmoid(ub)
-    a, b = ua * sa, ub * sb
-    slope_a, slope_b = sa + a * (1.0 - sa), sb + b * (1.0 - sb)
+    a, b = ua, ub
+    if W > 1:
+        sa, sb = sigmoid(ua), sigmoid(ub)
+        a, b = ua * sa, ub * sb
+        slope_a, slope_b = sa + a * (1.0 - sa), sb + b * (1.0 - sb)
     if NORM:
         scale = scale_of(a, b, inside, eps, D)
         a, b = a * scale, b * scale
@@ -69,7 +73,9 @@ def through_head(
         da, db = da * fa, db * fb
         along = tl.sum(da * a + db * b, axis=1)[:, None] * (1.0 / D)
         da, db = scale * (da - along * a), scale * (db - along * b)
-    return da * slope_a, db * slope_b, na, nb
+    if W > 1:
+        da, db = da * slope_a, db * slope_b
+    return da, db, na, nb
 
 
 @triton.jit
@@ -104,13 +110,13 @@ def sums_back(
     n, h, part, parts, count, blocks, length, batch_units, turn_stride, eps,
     H: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
-    MAPPED: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
+    OUT: tl.constexpr, HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr,
+    TURN: tl.constexpr, MAPPED: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """du of every parts-th block of a head, and their share of the norm's and map's gradients.
 
     PLAIN: a gradient came back to the head or its features; TURNED: to the turned head, or without
-    TURN to the head again.
+    TURN to the head again. Rows of du lie OUT apart.
     """
     HALF: tl.constexpr = D // 2
     NARROW: tl.constexpr = x.dtype.element_ty
@@ -118,6 +124,9 @@ def sums_back(
     i = tl.arange(0, BH)[None, :]
     j = tl.arange(0, BM)[None, :]
     zero = tl.zeros([BT, BH], dtype=tl.float32)
+    own = x
+    if W > 1:
+        own = taps + n * D
     na, nb = zero, zero
     fa, fb = zero, zero
     if NORM:
@@ -154,15 +163,15 @@ def sums_back(
         if TURNED:
             ask(turned + ((begin + r) * H + h) * D, real)
         ua, ub = convolve(
-            xs, taps + n * D, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE,
-            HAS_STATE, HAS_AGE,
+            xs, own, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE,
+            HAS_AGE,
         )  # fmt: skip
         da, db = zero, zero
         if MAPPED and PLAIN:
             features = plain + (first * H + h) * (2 * M)
             dp = load_half(features, r * (H * 2 * M) + j, inside, j, M, BM)
             dm = load_half(features, r * (H * 2 * M) + M + j, inside, j, M, BM)
-            za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
+            za, zb = head_of(ua, ub, fa, fb, inside, eps, D, W, NORM, NARROW)
             fence_loads(step)
             p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
             dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
@@ -180,8 +189,8 @@ def sums_back(
             da, db, plain, turned, c, s, base, r * (H * D) + i, place, inside, i, HALF, BH,
             TURN, PLAIN and not MAPPED, TURNED,
         )  # fmt: skip
-        da, db, na, nb = through_head(ua, ub, da, db, fa, fb, na, nb, inside, eps, D, NORM)
-        store_both(du + first * C + n * D, r * C + i, da, db, inside, i, HALF, BH)
+        da, db, na, nb = through_head(ua, ub, da, db, fa, fb, na, nb, inside, eps, D, W, NORM)
+        store_both(du + first * OUT + n * D, r * OUT + i, da, db, inside, i, HALF, BH)
     col = tl.arange(0, BH)
     if NORM:
         own = dnorm + (part * H + h) * D + col
@@ -203,8 +212,8 @@ def sums_gradient_kernel(
     parts, count, blocks, length, batch_units, turn_stride, eps,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
-    MAPPED: tl.constexpr,
+    OUT: tl.constexpr, HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, NORM: tl.constexpr,
+    TURN: tl.constexpr, MAPPED: tl.constexpr,
 ):  # fmt: skip
     """Blocks ``part, part + parts, ..`` of ``count`` for one head; ``blocks`` lie in a row of x."""
     C: tl.constexpr = (HQ + 2 * HK) * D
@@ -231,28 +240,28 @@ def sums_gradient_kernel(
         sums_back(
             x, taps, state, age, x, x, x, x, dv0, dv1, du, x, x,
             n, n - HQ - HK, part, parts, count, blocks, length, batch_units, turn_stride, eps,
-            HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, False, False, False,
+            HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, False, False, False,
             dv is not None, dv_again is not None,
         )  # fmt: skip
     elif HQ == HK:
         sums_back(
             x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
             n, n % HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
-            HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, MAPPED,
+            HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, MAPPED,
             PLAIN, TURNED,
         )  # fmt: skip
     elif query:
         sums_back(
             x, taps, state, age, norm, cos, sin, x, plain, turned, du, dnorm, x,
             n, n, part, parts, count, blocks, length, batch_units, turn_stride, eps,
-            HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, False,
+            HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,
         )  # fmt: skip
     else:
         sums_back(
             x, taps, state, age, norm, cos, sin, x, plain, turned, du, dnorm, x,
             n, n - HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
-            HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, HAS_STATE, HAS_AGE, NORM, TURN, False,
+            HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,
         )  # fmt: skip
 

@@ -4,7 +4,8 @@
 A program has one head of queries, keys or values, held as its two halves ``[BT, BH]``, which RoPE
 turns into each other. Positions before are loads of the same rows, shifted: the first level of
 cache holds them. Queries and keys may go through their learned maps (`hedgehog_features`) before
-they are stored; l = z W are a map's logits of the head z.
+they are stored; l = z W are a map's logits of the head z. With a single tap, W = 1, there is no
+convolution, nor its silu: heads are the projections themselves.
 """
 
 import triton
@@ -43,6 +44,14 @@ def reciprocal(x):
 def sigmoid(u):
     """By the special unit too."""
     return reciprocal(1.0 + power(u * -LOG2E))
+
+
+@triton.jit
+def silu(u, W: tl.constexpr):
+    """What follows the convolution, if there is one."""
+    if W > 1:
+        u = u * sigmoid(u)
+    return u
 
 
 @triton.jit
@@ -168,9 +177,10 @@ def convolve(
     C: tl.constexpr, W: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr, STRIDE: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
 ):  # fmt: skip
-    """The sums over taps of both halves of a head, at positions t."""
-    a, b = input_at(x, state, t, at, i, length, C, W, HALF, BH, HAS_STATE)
-    ua, ub = a * tap(taps, i, 0, C, HALF, BH), b * tap(taps + HALF, i, 0, C, HALF, BH)
+    """The sums over taps of both halves of a head, at positions t; its inputs where W is 1."""
+    ua, ub = input_at(x, state, t, at, i, length, C, W, HALF, BH, HAS_STATE)
+    if W > 1:
+        ua, ub = ua * tap(taps, i, 0, C, HALF, BH), ub * tap(taps + HALF, i, 0, C, HALF, BH)
     for lag in tl.static_range(1, W):
         a, b = input_at(x, state, t - lag, at - lag * STRIDE, i, length, C, W, HALF, BH, HAS_STATE)
         ua += reach(a, old, lag, HAS_AGE) * tap(taps, i, lag, C, HALF, BH)
@@ -179,9 +189,12 @@ def convolve(
 
 
 @triton.jit
-def head_of(ua, ub, fa, fb, inside, eps, D: tl.constexpr, NORM: tl.constexpr, NARROW: tl.constexpr):
+def head_of(
+    ua, ub, fa, fb, inside, eps, D: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr,
+    NARROW: tl.constexpr,
+):  # fmt: skip
     """A head as it is stored, from the convolution's sum."""
-    a, b = ua * sigmoid(ua), ub * sigmoid(ub)
+    a, b = silu(ua, W), silu(ub, W)
     if NORM:
         scale = scale_of(a, b, inside, eps, D)
         a, b = a * (scale * fa), b * (scale * fb)
@@ -231,16 +244,18 @@ def heads_tile_kernel(
     past = xs
     if HAS_STATE:
         past = state + row * ((W - 1) * C) + n * D
+    own = x
+    if W > 1:
+        own = taps + n * D
     ua, ub = convolve(
-        xs, taps + n * D, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE,
-        HAS_STATE, HAS_AGE,
+        xs, own, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE,
+        HAS_AGE,
     )  # fmt: skip
     first = row * length + t0
     if n >= HQ + HK:
         if v is not None:
             out = v + (first * HK + (n - HQ - HK)) * D
-            a, b = ua * sigmoid(ua), ub * sigmoid(ub)
-            store_both(out, r * (HK * D) + i, a, b, inside, i, HALF, BH)
+            store_both(out, r * (HK * D) + i, silu(ua, W), silu(ub, W), inside, i, HALF, BH)
     else:
         query = n < HQ
         heads = HQ
@@ -253,7 +268,7 @@ def heads_tile_kernel(
             fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
             fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
         # turned and mapped from what is stored, so that both parts of a layer see the same head
-        za, zb = head_of(ua, ub, fa, fb, inside, eps, D, NORM, NARROW)
+        za, zb = head_of(ua, ub, fa, fb, inside, eps, D, W, NORM, NARROW)
         base = (first * heads + h) * D
         at = r * (heads * D) + i
         if TURN:

@@ -15,7 +15,7 @@ class Inputs(NamedTuple):
     """The arguments of `heads_fused` and `heads_step`."""
 
     x: Tensor
-    weight: Tensor
+    weight: Tensor | None
     state: Tensor | None
     age: Tensor | None
     q_norm: Tensor | None
@@ -33,6 +33,11 @@ class Inputs(NamedTuple):
     def dim(self) -> int:
         """The size of a head."""
         return self.x.shape[2] // (self.num_heads + 2 * self.num_key_value_heads)
+
+    @property
+    def taps(self) -> int:
+        """W of the convolution; 1 without one."""
+        return 1 if self.weight is None else self.weight.shape[1]
 
     @property
     def features(self) -> int:

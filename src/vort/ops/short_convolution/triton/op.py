@@ -35,7 +35,7 @@ def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
     return {
         "HQ": inputs.num_heads, "HK": inputs.num_key_value_heads, "D": dim,
         "BH": power_of_two(dim // 2), "M": inputs.features, "BM": power_of_two(inputs.features),
-        "W": inputs.weight.shape[1], "BT": _tile(inputs, tiles).columns, "STRIDE": stride,
+        "W": inputs.taps, "BT": _tile(inputs, tiles).columns, "STRIDE": stride,
         "UNIT": gcd(8, x.stride(0)),
         "HAS_STATE": inputs.state is not None, "HAS_AGE": inputs.age is not None,
         "NORM": inputs.q_norm is not None, "TURN": inputs.cos is not None,
@@ -48,8 +48,10 @@ def _tile(inputs: Inputs, tiles: dict[int, Any]) -> Tile:
     return tile
 
 
-def _taps(weight: Tensor) -> Tensor:
+def _taps(weight: Tensor | None) -> Tensor | None:
     """`[W, C]` float32: threads have neighbouring channels."""
+    if weight is None:
+        return None
     return torch.empty(
         weight.shape[::-1], dtype=torch.float32, device=weight.device
     ).copy_(weight.T)  # fmt: skip
@@ -106,19 +108,21 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     if inputs.q_map is not None:
         maps = x.new_empty(2, parts, *inputs.q_map.shape, **wide)
         sums[2:] = maps
-    du = x.new_empty(x.shape)
+    du = room_for(x) if weight is None else x.new_empty(x.shape)
     taps = kept[0] if kept else _taps(weight)
-    assert taps is not None
     launch(
         sums_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
         dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), du, *sums, parts,
         batch * blocks, blocks, length, x.stride(0) // constants["UNIT"], turn_stride(inputs),
-        inputs.eps, tile=tile, **constants,
+        inputs.eps, OUT=du.stride(1), tile=tile, **constants,
     )  # fmt: skip
-    dx, dtaps = _through_taps(inputs, constants, taps, du)
+    dx, dweight = du, None
+    if weight is not None and taps is not None:
+        dx, dtaps = _through_taps(inputs, weight, constants, taps, du)
+        dweight = fold(dtaps, weight.dtype)
     return (
         dx,
-        fold(dtaps, weight.dtype),
+        dweight,
         *_fold_pair(norms, inputs.q_norm, inputs.k_norm),
         *_fold_pair(maps, inputs.q_map, inputs.k_map),
     )
@@ -134,10 +138,10 @@ def _fold_pair(partial: Tensor | None, q: Tensor | None, k: Tensor | None) -> Te
 
 
 def _through_taps(
-    inputs: Inputs, constants: dict[str, Any], taps: Tensor, du: Tensor
+    inputs: Inputs, weight: Tensor, constants: dict[str, Any], taps: Tensor, du: Tensor
 ) -> tuple[Tensor, Tensor]:
     """dx, and parts of dweight `[parts, C, W]`."""
-    x, size = inputs.x, inputs.weight.shape[1]
+    x, size = inputs.x, weight.shape[1]
     batch, length, channels = x.shape
     tile = TAPS
     columns = -(-channels // WIDE)
@@ -170,12 +174,12 @@ _heads = custom_op(
 def heads_fused(inputs: Inputs) -> Some:
     """Queries, keys and values `[B, T, heads, D]`, the former two turned, or None twice; values.
 
-    x `[B, T, C]`, weight `[C, W]` with W in 2..4, state `[B, W - 1, C]` or None, age `[T]` or None:
-    positions since a packed sequence began; q_norm and k_norm `[D]` or None; cos and sin
-    `[T or B T, D / 2]` of the angles, or None; q_map and k_map `[heads, D, M]` or None: with them
-    queries and keys are features `[B, T, heads, 2 M]`. bfloat16 or float32. No gradient goes to
-    the state. twice: values are handed out again, so that gradients from two readers are added in
-    the kernel; only where nothing traces, since an operator may not return a tensor twice.
+    x `[B, T, C]`, weight `[C, W]` with W in 2..4, or None: neither convolution nor silu; state
+    `[B, W - 1, C]` or None, age `[T]` or None: positions since a packed sequence began; q_norm and
+    k_norm `[D]` or None; cos and sin `[T or B T, D / 2]` of the angles, or None; q_map and k_map
+    `[heads, D, M]` or None: with them queries and keys are features `[B, T, heads, 2 M]`. bfloat16
+    or float32. No gradient goes to the state. twice: values are handed out again, so that gradients
+    from two readers are added in the kernel; only where nothing traces, since an operator may not return a tensor twice.
     """
     return _heads(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
 
