@@ -179,7 +179,8 @@ def heads_fused(inputs: Inputs) -> Some:
     k_norm `[D]` or None; cos and sin `[T or B T, D / 2]` of the angles, or None; q_map and k_map
     `[heads, D, M]` or None: with them queries and keys are features `[B, T, heads, 2 M]`. bfloat16
     or float32. No gradient goes to the state. twice: values are handed out again, so that gradients
-    from two readers are added in the kernel; only where nothing traces, since an operator may not return a tensor twice.
+    from two readers are added in the kernel; only where nothing traces, since an operator may not
+    return a tensor twice.
     """
     return _heads(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
 

@@ -188,7 +188,7 @@ def _constants(inputs: Inputs) -> tuple[int, dict[str, Any]]:
     blocks = -(-heads // group) + 2 * -(-kv_heads // group)
     return blocks, {
         "HQ": heads, "HK": kv_heads, "D": inputs.dim, "HALF": half, "BH": power_of_two(half, 1),
-        "G": group, "W": inputs.weight.shape[1], "HAS_STATE": inputs.state is not None,
+        "G": group, "W": inputs.taps, "HAS_STATE": inputs.state is not None,
         "HAS_AGE": inputs.age is not None, "NORM": inputs.q_norm is not None,
         "TURN": inputs.cos is not None,
     }  # fmt: skip
