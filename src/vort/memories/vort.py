@@ -16,6 +16,7 @@ from vort.memories.retention_memory import (
     RetentionMemory,
     Routing,
     SpreadReading,
+    WriteGain,
     widen,
     without_queries,
     write_gain,
@@ -72,8 +73,9 @@ class VortMemory(RetentionMemory):
         """Those of a router of continuous orders behind learned maps; see `Memory`."""
         maps, router, along = (self.query_map, self.key_map), self.router, self.along(x)
         learned = all(type(m) is HedgehogFeatures and m.num_heads is not None for m in maps)
-        # The kernels have one row of rates for all heads.
-        if along is None or not learned or type(router) is not Router or router.learns_rates:
+        # The kernels have one row of rates for all heads, and no gain.
+        known = type(router) is Router and router.gate_gain is None and not router.learns_rates
+        if along is None or not learned or not known:
             return None
         write, read = router.gates.write, router.gates.read
         q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
@@ -199,9 +201,8 @@ class Router(nn.Module):
 
     def along(self, x: Tensor) -> Along | None:
         """The weights behind all logits, where kernels take them past their modules."""
-        gates = (self.gates.write, self.gates.read)
+        gates = (self.gates.write, self.gates.read, self.gate_gain)
         known = self.routing == "continuous" and self.order_input == "hidden"
-        known = known and self.gate_gain is None
         if not known or not is_plain(x, self.order, *gates, kinds=_PLAIN):
             return None
         size = x.shape[-1]
@@ -234,6 +235,7 @@ class Router(nn.Module):
             self.order.bias,
             None if write is None else write.bias,
             None if read is None else read.bias,
+            None if self.gate_gain is None else self.gate_gain.bias,
             more,
             weight,
             self.basis.polynomials_on(logits.device, torch.float32),
@@ -340,7 +342,7 @@ def starting_shares(heads: int, start: float | Sequence[float] | None) -> Tensor
 
 
 # What a router's projections may be, and have biases, to be fused.
-_PLAIN = (GateProjection, SpreadReading, OrderProjection)
+_PLAIN = (GateProjection, SpreadReading, OrderProjection, WriteGain)
 
 
 @lru_cache(maxsize=64)

@@ -172,7 +172,7 @@ def cross_entropy(dtype: torch.dtype, device: str, seed: int) -> dict[str, float
     return errors
 
 
-def _routing(heads: int, gate: bool, read: bool, more: int) -> Check:
+def _routing(heads: int, gate: bool, read: bool, more: int, gains: int = 0) -> Check:
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.fractional import PowerLawBasis
         from vort.ops.order_weights.triton import RoutingInputs, routing_weights_fused
@@ -180,17 +180,19 @@ def _routing(heads: int, gate: bool, read: bool, more: int) -> Check:
         basis = PowerLawBasis.fit(1000, 8)
         normal = random(device, dtype, seed)
         inputs: dict[str, Tensor | None] = {
-            "logits": normal(2, 41, heads * (1 + gate + (8 if read else 0))),
+            "logits": normal(2, 41, heads * (1 + gate + (8 if read else 0) + gains)),
             "order_bias": normal(heads),
             "write_bias": normal(heads) if gate else None,
             "read_bias": normal(heads * 8) if read else None,
+            # some far out: a gain is cut off at e^15
+            "gain_bias": 9 * normal(heads * gains) if gains else None,
             "more": normal(2, 41, more) if more else None,
             "more_weight": normal(heads, more) / 2 if more else None,
         }
 
         def exact(
-            logits: Tensor, order_bias: Tensor, write_bias: Any, read_bias: Any, more: Any,
-            more_weight: Any,
+            logits: Tensor, order_bias: Tensor, write_bias: Any, read_bias: Any, gain_bias: Any,
+            more: Any, more_weight: Any,
         ) -> tuple[Tensor | None, ...]:  # fmt: skip
             logit = logits[..., :heads] + order_bias
             logit = logit if more is None else logit + more @ more_weight.T
@@ -200,9 +202,12 @@ def _routing(heads: int, gate: bool, read: bool, more: int) -> Check:
                 write = (
                     write * torch.sigmoid(logits[..., heads : 2 * heads] + write_bias)[..., None]
                 )
+            if gains:
+                log = (logits[..., -heads * gains :] + gain_bias).unflatten(-1, (heads, gains))
+                write = write * log.clamp(-15, 15).exp()
             if not read:
                 return order, write, None
-            rest = logits[..., heads * (1 + gate) :] + read_bias
+            rest = logits[..., heads * (1 + gate) : heads * (9 + gate)] + read_bias
             return order, write, rest.unflatten(-1, (heads, 8)).softmax(-1) * 8
 
         def fused(**given: Any) -> tuple[Tensor | None, ...]:
@@ -265,5 +270,8 @@ CHECKS: dict[str, Check] = {
     "routing without more": _routing(2, True, True, 0),
     "routing without gate": _routing(4, False, True, 4),
     "routing without read": _routing(2, True, False, 1),
+    "routing with a gain": _routing(3, True, True, 4, gains=1),
+    "routing with gains": _routing(2, True, True, 0, gains=8),
+    "routing with gains alone": _routing(3, False, False, 0, gains=8),
     "local step": local_step,
 }

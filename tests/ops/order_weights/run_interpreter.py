@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.ops.interpreter import check_claim
+from tests.ops.interpreter import check_claim, kernels_everywhere
 from tests.ops.order_weights.cases import (
     INTERPRETER_CASES,
     OrderCase,
@@ -64,6 +64,28 @@ def obeys_torch_library() -> None:
     polynomials = make_basis(12, 3).polynomials_on(order.device, order.dtype)
     torch.library.opcheck(operator, (polynomials, order, gate))
     torch.library.opcheck(operator, (polynomials, order, None))
+
+
+def a_router_of_any_kind_routes_as_without_kernels() -> None:
+    from vort.memories import Router
+
+    x = torch.randn(2, 5, 16)
+    for gain in ("none", "token", "scale"):
+        for gates in (True, False):
+            router = Router(
+                hidden_size=16, num_attention_heads=2, horizon=1000, use_entropy=False,
+                write_gain=gain, write_gate=gates, read_weights=gates,
+            )  # fmt: skip
+            found = []
+            for kernels in (True, False):
+                with kernels_everywhere(kernels):
+                    assert (router.along(x) is not None) == kernels
+                    routing = router(x)
+                grads = torch.autograd.grad(routing.write.square().sum(), router.parameters(),
+                                            allow_unused=True, materialize_grads=True)  # fmt: skip
+                found.append([routing.write, routing.order, *grads])
+            for one, other in zip(*found, strict=True):
+                assert (one - other).norm() <= 1e-5 * other.norm(), (gain, gates)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ prefactors is a series of our own: the hardware's has an absolute error, which w
 relative one near order 1, where the sine vanishes and sinc divides it by as little.
 
 `routing_weights_fused` starts from a router's logits. A token's row of them holds, head by head,
-the order's, then the write gate's, then the read weights'.
+the order's, then the write gate's, the read weights', and those of a gain, G for each head: one for
+each scale, or one for all.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ __all__ = ["order_weights_fused", "routing_weights_fused"]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 NUMBERS = 2048  # that a program computes
+# Beyond it the logarithm of a gain is cut off; see `vort.memories.retention_memory.WriteGain`.
+LARGEST_LOG = tl.constexpr(15.0)
 
 
 @triton.jit
@@ -124,12 +127,16 @@ def order_gradient_kernel(
 
 
 @triton.jit
-def logits_at(row, stride, H: tl.constexpr, S: tl.constexpr, HAS_GATE: tl.constexpr):
-    """A head's number, and where its order, gate and first read logit lie in the rows."""
+def logits_at(
+    row, stride, H: tl.constexpr, S: tl.constexpr, G: tl.constexpr, HAS_GATE: tl.constexpr,
+    HAS_READ: tl.constexpr,
+):  # fmt: skip
+    """A head's number, and where its order, gate, first read and gain logit lie in the rows."""
     h = row % H
     at = (row // H) * stride
     READ: tl.constexpr = 2 * H if HAS_GATE else H
-    return h, at + h, at + H + h, at + READ + h * S
+    GAIN: tl.constexpr = READ + H * S if HAS_READ else READ
+    return h, at + h, at + H + h, at + READ + h * S, at + GAIN + h * G
 
 
 @triton.jit
@@ -156,6 +163,20 @@ def load_read(logits, bias, at, there, row, col, rows, S: tl.constexpr):
 
 
 @triton.jit
+def load_gain(logits, bias, at, h, row, col, rows, G: tl.constexpr):
+    """The logarithm ``[BR, BS or 1]`` of what scales are multiplied by, not yet cut off."""
+    one = col if G > 1 else tl.zeros([1, 1], dtype=tl.int32)
+    mask = (row[:, None] < rows) & (one < G)
+    value = tl.load(logits + at[:, None] + one, mask=mask, other=0.0).to(tl.float32)
+    return value + tl.load(bias + h[:, None] * G + one, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def gain_of(log):
+    return tl.exp(tl.minimum(tl.maximum(log, -LARGEST_LOG), LARGEST_LOG))
+
+
+@triton.jit
 def add_more(logit, more, weight, token, h, weight_stride, there, F: tl.constexpr):
     """The orders' logits with what else they are made of, one number after the other.
 
@@ -170,17 +191,17 @@ def add_more(logit, more, weight, token, h, weight_stride, there, F: tl.constexp
 
 @triton.jit(do_not_specialize=["rows", "stride", "weight_stride"])
 def routing_kernel(
-    logits, order_bias, write_bias, read_bias, more, more_weight, polynomials, order, write, read,
-    rows, stride, weight_stride, order_min,
-    H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, F: tl.constexpr, BS: tl.constexpr,
-    BR: tl.constexpr,
+    logits, order_bias, write_bias, read_bias, gain_bias, more, more_weight, polynomials, order,
+    write, read, rows, stride, weight_stride, order_min,
+    H: tl.constexpr, S: tl.constexpr, G: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+    BS: tl.constexpr, BR: tl.constexpr,
     HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_MORE: tl.constexpr,
 ):  # fmt: skip
     """Orders ``[rows]``, write and read weights ``[rows, S]`` of BR heads."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     col = tl.arange(0, BS)[None, :]
     mask = (row[:, None] < rows) & (col < S)
-    h, order_at, gate_at, read_at = logits_at(row, stride, H, S, HAS_GATE)
+    h, order_at, gate_at, read_at, gain_at = logits_at(row, stride, H, S, G, HAS_GATE, HAS_READ)
     lo = load_logit(logits, order_bias, order_at, h, row, rows)
     if HAS_MORE:
         lo = add_more(lo, more, more_weight, row // H, h, weight_stride, row < rows, F)
@@ -191,6 +212,8 @@ def routing_kernel(
     value = by_scale(first, inner, last, col, S) * tl.exp(exponent)
     if HAS_GATE:
         value *= sigmoid(load_logit(logits, write_bias, gate_at, h, row, rows))[:, None]
+    if G > 0:
+        value *= gain_of(load_gain(logits, gain_bias, gain_at, h, row, col, rows, G))
     tl.store(write + row[:, None] * S + col, value, mask=mask)
     if HAS_READ:
         weights = load_read(logits, read_bias, read_at, h * S, row, col, rows, S)
@@ -199,15 +222,16 @@ def routing_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "stride", "out_stride"])
 def routing_gradient_kernel(
-    logits, write_bias, read_bias, polynomials, order, dorder, dwrite, dread, dlogits, partial,
-    tokens, stride, out_stride, order_min,
-    H: tl.constexpr, S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr,
-    BH: tl.constexpr,
+    logits, write_bias, read_bias, gain_bias, polynomials, order, dorder, dwrite, dread, dlogits,
+    partial, tokens, stride, out_stride, order_min,
+    H: tl.constexpr, S: tl.constexpr, G: tl.constexpr, N: tl.constexpr, BS: tl.constexpr,
+    BR: tl.constexpr, BH: tl.constexpr,
     HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_DORDER: tl.constexpr,
 ):  # fmt: skip
     """Gradients to the logits of BR / BH tokens, and their sum."""
-    WIDTH: tl.constexpr = H * (1 + HAS_GATE + (S if HAS_READ else 0))
     READ: tl.constexpr = H * (1 + HAS_GATE)
+    GAIN: tl.constexpr = READ + (H * S if HAS_READ else 0)
+    WIDTH: tl.constexpr = GAIN + H * G
     flat = tl.arange(0, BR)
     token = tl.program_id(0).to(tl.int64) * (BR // BH) + flat // BH
     there = (token < tokens) & (flat % BH < H)
@@ -215,8 +239,8 @@ def routing_gradient_kernel(
     row = tl.where(there, token * H + flat % BH, rows)
     col = tl.arange(0, BS)[None, :]
     mask = there[:, None] & (col < S)
-    h, _, gate_at, read_at = logits_at(row, stride, H, S, HAS_GATE)
-    _, d_order, d_gate, d_read = logits_at(row, out_stride, H, S, HAS_GATE)
+    h, _, gate_at, read_at, gain_at = logits_at(row, stride, H, S, G, HAS_GATE, HAS_READ)
+    _, d_order, d_gate, d_read, d_gain = logits_at(row, out_stride, H, S, G, HAS_GATE, HAS_READ)
     a = tl.load(order + row, mask=there, other=1.0)
     s = (a - order_min) / (1.0 - order_min)
     g = tl.load(dwrite + row[:, None] * S + col, mask=mask, other=0.0)
@@ -224,10 +248,14 @@ def routing_gradient_kernel(
     exponent, slope = exponents(polynomials, a, col, S, N)
     before = by_scale(first, inner, last, col, S)
     g *= tl.exp(exponent)
+    if G > 0:
+        log = load_gain(logits, gain_bias, gain_at, h, row, col, rows, G)
+        g *= gain_of(log)
     da = tl.sum(g * (by_scale(d_first, d_inner, d_last, col, S) + before * slope), axis=1)
     # sums over tokens are taken of what has not been rounded yet
     to = partial + tl.program_id(0).to(tl.int64) * WIDTH
     head = tl.arange(0, BH)
+    gate = tl.full([BR], 1.0, dtype=tl.float32)
     if HAS_GATE:
         gate = sigmoid(load_logit(logits, write_bias, gate_at, h, row, rows))
         dgate = tl.where(there, tl.sum(g * before, axis=1) * gate * (1.0 - gate), 0.0)
@@ -235,6 +263,20 @@ def routing_gradient_kernel(
         sums = tl.sum(tl.reshape(dgate, (BR // BH, BH)), axis=0)
         tl.store(to + H + head, sums, mask=head < H)
         da *= gate
+    if G > 0:
+        # what is cut off does not move
+        dl = tl.where(tl.abs(log) <= LARGEST_LOG, g * before * gate[:, None], 0.0)
+        dl = tl.where(mask, dl, 0.0)
+        if G > 1:
+            tl.store(dlogits + d_gain[:, None] + col, dl.to(dlogits.dtype.element_ty), mask=mask)
+            sums = tl.sum(tl.reshape(dl, (BR // BH, BH, BS)), axis=0)
+            at = to + GAIN + head[:, None] * S + col
+            tl.store(at, sums, mask=(head[:, None] < H) & (col < S))
+        else:
+            whole = tl.sum(dl, axis=1)
+            tl.store(dlogits + d_gain, whole.to(dlogits.dtype.element_ty), mask=there)
+            sums = tl.sum(tl.reshape(whole, (BR // BH, BH)), axis=0)
+            tl.store(to + GAIN + head, sums, mask=head < H)
     if HAS_DORDER:
         da += tl.load(dorder + row, mask=there, other=0.0)
     da = tl.where(there, da * ((1.0 - order_min) * s * (1.0 - s)), 0.0)
@@ -318,6 +360,7 @@ class RoutingInputs(NamedTuple):
     order_bias: Tensor
     write_bias: Tensor | None
     read_bias: Tensor | None
+    gain_bias: Tensor | None
     more: Tensor | None
     more_weight: Tensor | None
     polynomials: Tensor
@@ -328,6 +371,11 @@ class RoutingInputs(NamedTuple):
         """H."""
         return self.order_bias.shape[0]
 
+    @property
+    def gains(self) -> int:
+        """G: gains of each head."""
+        return 0 if self.gain_bias is None else self.gain_bias.shape[0] // self.num_heads
+
 
 def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     """Heads in all, blocks of them, and what the kernels are compiled for."""
@@ -336,9 +384,9 @@ def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     wide = power_of_two(scales, 1)
     height = NUMBERS // max(wide, 4)
     constants = {
-        "H": inputs.num_heads, "S": scales, "N": coefficients, "BS": wide, "BR": height,
-        "HAS_GATE": inputs.write_bias is not None, "HAS_READ": inputs.read_bias is not None,
-        "tile": WHOLE,
+        "H": inputs.num_heads, "S": scales, "G": inputs.gains, "N": coefficients, "BS": wide,
+        "BR": height, "HAS_GATE": inputs.write_bias is not None,
+        "HAS_READ": inputs.read_bias is not None, "tile": WHOLE,
     }  # fmt: skip
     return rows, -(-rows // height), constants
 
@@ -350,7 +398,7 @@ def _routing_arguments(inputs: RoutingInputs) -> tuple[list[Tensor | None], int,
         logits = logits.contiguous()
     if weight is not None and weight.stride(1) != 1:
         weight = weight.contiguous()
-    given = [logits, *map(dense, inputs[1:5]), weight, dense(inputs.polynomials)]
+    given = [logits, *map(dense, inputs[1:6]), weight, dense(inputs.polynomials)]
     return given, logits.stride(-2), 0 if weight is None else weight.stride(0)
 
 
@@ -388,13 +436,13 @@ def _routing_backward(
     partial = logits.new_empty(count, logits.shape[-1], dtype=torch.float32)
     dlogits = room_for(logits)
     launch(
-        routing_gradient_kernel, count, given[0], *given[2:4], given[6], kept[0], dense(dorder),
+        routing_gradient_kernel, count, given[0], *given[2:5], given[7], kept[0], dense(dorder),
         dense(dwrite), dense(dread), dlogits, partial, tokens, stride, dlogits.stride(-2),
         inputs.order_min, BH=heads, HAS_DORDER=dorder is not None, **constants | {"BR": height},
     )  # fmt: skip
-    sizes = [x.shape[0] for x in inputs[1:4] if x is not None]
+    sizes = [x.shape[0] for x in inputs[1:5] if x is not None]
     parts = iter(fold(partial, inputs.order_bias.dtype).split(sizes))
-    dbiases = [None if x is None else next(parts) for x in inputs[1:4]]
+    dbiases = [None if x is None else next(parts) for x in inputs[1:5]]
     dmore = dweight = None
     if more is not None and more_weight is not None:
         came = dlogits[..., : inputs.num_heads].view(tokens, -1)
@@ -413,15 +461,17 @@ _routing_weights = custom_op(
     outputs=("order", "write", "read"),
     shown=3,
     saved=("order",),
-    gradients=("logits", "order_bias", "write_bias", "read_bias", "more", "more_weight"),
+    gradients=(
+        *("logits", "order_bias", "write_bias", "read_bias", "gain_bias", "more", "more_weight"),
+    ),
 )
 
 
 def routing_weights_fused(inputs: RoutingInputs) -> tuple[Tensor, Tensor, Tensor | None]:
     """Orders `[..., H]`, write weights and read weights `[..., H, S]` (or None), all float32.
 
-    logits `[..., H (1 + gate + S read)]` in bfloat16 or float32, a bias for each part that is
-    there: `[H]`, `[H]`, `[H S]`; more `[..., F]` with more_weight `[H, F]` adds to the orders'
+    logits `[..., H (1 + gate + S read + G)]` in bfloat16 or float32, a bias for each part that is
+    there: `[H]`, `[H]`, `[H S]`, `[H G]`, the last of gains, one a head or one a scale; more `[..., F]` with more_weight `[H, F]` adds to the orders'
     logits; polynomials `[S, degree + 1]` of the basis, float32. Not to be traced.
     """
     order, write, read = _routing_weights(inputs)
