@@ -471,8 +471,9 @@ def routing_weights_fused(inputs: RoutingInputs) -> tuple[Tensor, Tensor, Tensor
     """Orders `[..., H]`, write weights and read weights `[..., H, S]` (or None), all float32.
 
     logits `[..., H (1 + gate + S read + G)]` in bfloat16 or float32, a bias for each part that is
-    there: `[H]`, `[H]`, `[H S]`, `[H G]`, the last of gains, one a head or one a scale; more `[..., F]` with more_weight `[H, F]` adds to the orders'
-    logits; polynomials `[S, degree + 1]` of the basis, float32. Not to be traced.
+    there: `[H]`, `[H]`, `[H S]`, `[H G]`, the last of gains, one a head or one a scale; more
+    `[..., F]` with more_weight `[H, F]` adds to the orders' logits; polynomials `[S, degree + 1]`
+    of the basis, float32. Not to be traced.
     """
     order, write, read = _routing_weights(inputs)
     return order, write, read
