@@ -116,10 +116,12 @@ class StepWeights(NamedTuple):
     Attributes:
         q_map: `[H, D, M]`, weight of the queries' learned map.
         k_map: the same of the keys'.
-        weights: `[N, hidden_size]` of the logits: orders, then write gate and read weights if any.
+        weights: `[N, hidden_size]` of the logits: orders, then write gate, read weights and gains
+            if any.
         order_bias: `[H]`.
         write_bias: `[H]`; None without a write gate.
         read_bias: `[H S]`; None without read weights.
+        gain_bias: `[H]` or `[H S]`; None without a gain.
         mix: `[H, H]`, the orders' weight of the entropies; None where they see none.
         polynomials: `[S, degree + 1]` of the basis, float32.
         log_decay: `[S]` float32.
@@ -135,6 +137,7 @@ class StepWeights(NamedTuple):
     order_bias: Tensor
     write_bias: Tensor | None
     read_bias: Tensor | None
+    gain_bias: Tensor | None
     mix: Tensor | None
     polynomials: Tensor
     log_decay: Tensor

@@ -73,9 +73,8 @@ class VortMemory(RetentionMemory):
         """Those of a router of continuous orders behind learned maps; see `Memory`."""
         maps, router, along = (self.query_map, self.key_map), self.router, self.along(x)
         learned = all(type(m) is HedgehogFeatures and m.num_heads is not None for m in maps)
-        # The kernels have one row of rates for all heads, and no gain.
-        known = type(router) is Router and router.gate_gain is None and not router.learns_rates
-        if along is None or not learned or not known:
+        # The kernels have one row of rates for all heads.
+        if along is None or not learned or type(router) is not Router or router.learns_rates:
             return None
         write, read = router.gates.write, router.gates.read
         q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
@@ -86,6 +85,7 @@ class VortMemory(RetentionMemory):
             router.order.bias,
             None if write is None else write.bias,
             None if read is None else read.bias,
+            None if router.gate_gain is None else router.gate_gain.bias,
             along.rest[0] if router.use_entropy else None,
             router.basis.polynomials_on(x.device, torch.float32),
             router.log_decay(x.device),

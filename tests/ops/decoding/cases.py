@@ -31,7 +31,7 @@ def _few(rows: int, inner: int, norm: bool = True) -> Check:
         normal = random(device, dtype, seed)
         x, scale = normal(rows, 1, inner), 1 + 0.3 * normal(inner)
         # (rows of a weight, numbers between them)
-        kinds = ((20, 0), (5, 3), (17, 0), (3, 0), (8, 0), (2, 16), (40, 0))
+        kinds = ((20, 0), (5, 3), (17, 0), (3, 0), (8, 0), (2, 16), (40, 0), (9, 0))
         weights = [(normal(n, inner + e) / inner**0.5)[:, :inner] for n, e in kinds]
         given: dict[str, Any] = {"norm": Norm(scale, 1e-6)} if norm else {}
         seen = rms(x.double(), scale.double()) if norm else x.double()
@@ -136,7 +136,7 @@ def _memory(
     heads: int = 4, kv_heads: int = 2, dim: int = 16, features: int = 12, scales: int = 3,
     normalizer: str = "decayed", include_self: bool = True, write: bool = True, read: bool = True,
     local: bool = True, gate: bool = True, norm: bool = True, batch: int = 2,
-    narrow: bool = False,
+    narrow: bool = False, gains: int = 0,
 ) -> Check:  # fmt: skip
     """A token in random states, and the states after it."""
 
@@ -147,14 +147,15 @@ def _memory(
 
         normal = random(device, dtype, seed)
         basis = PowerLawBasis.fit(1000, scales)
-        width = heads * (1 + write + (scales if read else 0))
+        width = heads * (1 + write + (scales if read else 0) + gains)
         joined = normal(batch, heads * dim + width)
         logits, gates = joined[:, heads * dim :], joined[:, : heads * dim] if gate else None
         q, k = (normal(batch, heads, features).abs() for _ in range(2))
         v = normal(batch, kv_heads, dim)
-        biases = [normal(heads), normal(heads), normal(heads * scales)]
+        biases = [normal(heads), normal(heads), normal(heads * scales), 9 * normal(heads * gains)]
         biases = [
-            b if there else None for b, there in zip(biases, (True, write, read), strict=True)
+            b if there else None
+            for b, there in zip(biases, (True, write, read, gains), strict=True)
         ]  # type: ignore[misc]
         mix = normal(heads, heads + 5)[:, 5:]
         seen = torch.arange(batch, device=device) if local else None
@@ -182,9 +183,12 @@ def _memory(
         w = basis.weights(0.05 + 0.95 * torch.sigmoid(lo), validate=False)
         if write:
             w = w * torch.sigmoid(x[:, heads : 2 * heads] + biases[1].double())[..., None]
+        if gains:
+            log = x[:, -heads * gains :] + biases[3].double()
+            w = w * log.unflatten(-1, (heads, gains)).clamp(-15, 15).exp()
         r = torch.ones_like(w)
         if read:
-            rest = x[:, heads * (1 + write) :] + biases[2].double()
+            rest = x[:, heads * (1 + write) : heads * (1 + write + scales)] + biases[2].double()
             r = rest.unflatten(-1, (heads, scales)).softmax(-1) * scales
         kept = log_decay.double().exp()
         wide_q, wide_k = q.double(), k.double()
@@ -240,8 +244,8 @@ def bfloat16_states_forget(dtype: torch.dtype, device: str, seed: int) -> dict[s
         memory_step(
             HeadsOutputs(q, k, v, v, None, seen.clone()),
             MemoryInputs(
-                G, None, logits, logits[0], None, None, None, polynomials, log_decay, 0.05,
-                "none", True, 1e-6, None, None, 1e-6, seen,
+                G, None, logits, logits[0], *[None] * 4, polynomials, log_decay, 0.05, "none",
+                True, 1e-6, None, None, 1e-6, seen,
             ),
         )  # fmt: skip
     lost = (before - G.double()).mean((-1, -2))
@@ -265,6 +269,8 @@ CHECKS: dict[str, Check] = {
     "step of memory unnormalised": _memory(normalizer="none", scales=1, read=False, kv_heads=4),
     "step of memory without itself": _memory(include_self=False, write=False, norm=False),
     "step of memory alone": _memory(local=False, gate=False),
+    "step of memory with a gain": _memory(gains=1, write=False),
+    "step of memory with gains": _memory(gains=3, read=False),
     "bfloat16 states forget": bfloat16_states_forget,
 }
 # Sizes that only a GPU is quick enough for.
@@ -276,5 +282,6 @@ GPU_CHECKS: dict[str, Check] = CHECKS | {
     "step of heads, long window": _heads(8, 2, 128, window=300, features=64),
     "step of memory, wide": _memory(16, 16, 64, 64, 8, batch=16),
     "step of memory, nineteen scales": _memory(4, 1, 128, 128, 19),
+    "step of memory, free writes": _memory(16, 16, 64, 64, 8, batch=16, gains=8),
     "step of memory, bfloat16 states": _memory(16, 16, 64, 64, 8, narrow=True),
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from vort.ops.decoding.heads import HeadsOutputs
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 from vort.ops.gpu.parts import let_next_start, wait_for_inputs
-from vort.ops.order_weights.triton import by_scale, exponents, prefactors, sigmoid
+from vort.ops.order_weights.triton import by_scale, exponents, gain_of, prefactors, sigmoid
 from vort.ops.retention.triton.decode import forgotten
 from vort.ops.retention.triton.spans import NORMALIZER_CODES
 from vort.ops.retention.triton.tiles import load_rates
@@ -72,17 +72,18 @@ def narrowed(x, at, seed, narrow: tl.constexpr):
 
 @triton.jit(do_not_specialize=["logit_stride", "gate_stride", "mix_stride"])
 def memory_kernel(
-    G, b, q, k, v, logits, order_bias, write_bias, read_bias, entropy, mix, polynomials, log_decay,
-    local, gate, norm, place, seen, out,
+    G, b, q, k, v, logits, order_bias, write_bias, read_bias, gain_bias, entropy, mix, polynomials,
+    log_decay, local, gate, norm, place, seen, out,
     logit_stride, gate_stride, mix_stride, order_min, eps, norm_eps,
     H: tl.constexpr, R: tl.constexpr, S: tl.constexpr, CS: tl.constexpr, BS: tl.constexpr,
     N: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    BH: tl.constexpr, NORMALIZER: tl.constexpr, SELF: tl.constexpr, HAS_WRITE: tl.constexpr,
-    HAS_READ: tl.constexpr, HAS_ENTROPY: tl.constexpr, HAS_LOCAL: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_NORM: tl.constexpr,
+    BH: tl.constexpr, GAINS: tl.constexpr, NORMALIZER: tl.constexpr, SELF: tl.constexpr,
+    HAS_WRITE: tl.constexpr, HAS_READ: tl.constexpr, HAS_ENTROPY: tl.constexpr,
+    HAS_LOCAL: tl.constexpr, HAS_GATE: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     """One head ``[V]`` of norm(retrieved + local) silu(gate); G, b and the count move on."""
     READ: tl.constexpr = 2 * H if HAS_WRITE else H
+    GAIN: tl.constexpr = READ + H * S if HAS_READ else READ
     narrow: tl.constexpr = v.dtype.element_ty
     let_next_start()
     pid = tl.program_id(0)
@@ -131,6 +132,11 @@ def memory_kernel(
         exponent, _ = exponents(polynomials, a, s[None, :], S, N)
         weights = by_scale(first, inner, last, s[None, :], S) * tl.exp(exponent) * strength
         w = tl.sum(tl.where(s[None, :] < S, weights, 0.0), axis=0)
+        if GAINS > 0:
+            own = h * GAINS + (s if GAINS > 1 else s * 0)
+            log = tl.load(at + GAIN + own, mask=s < S, other=0.0).to(tl.float32)
+            log += tl.load(gain_bias + own, mask=s < S, other=0.0).to(tl.float32)
+            w *= gain_of(log)
         r = tl.where(s < S, 1.0, 0.0)
         if HAS_READ:
             reads = load_read(at + READ + h * S, read_bias + h * S, s, S)
@@ -180,11 +186,12 @@ class MemoryInputs(NamedTuple):
     Attributes:
         G: `[B, H, S, K, V]` states, float32 or bfloat16.
         b: `[B, H, S, K]` or `[B, H, 1, K]` float32, what the normaliser needs; None without one.
-        logits: `[B, H (1 + gate + S read)]`, of orders, write gate and read weights in turn; rows
-            may lie apart.
+        logits: `[B, H (1 + gate + S read + gains)]`, of orders, write gate, read weights and gains
+            in turn; rows may lie apart.
         order_bias: `[H]`.
         write_bias: `[H]`; None without a write gate.
         read_bias: `[H S]`; None without read weights.
+        gain_bias: `[H]` or `[H S]`; None: what is written has no gain.
         mix: `[H, H]`, the orders' weight of the entropies, rows may lie apart; None: not seen.
         polynomials: `[S, degree + 1]` of the basis, float32.
         log_decay: `[S]` float32.
@@ -204,6 +211,7 @@ class MemoryInputs(NamedTuple):
     order_bias: Tensor
     write_bias: Tensor | None
     read_bias: Tensor | None
+    gain_bias: Tensor | None
     mix: Tensor | None
     polynomials: Tensor
     log_decay: Tensor
@@ -229,16 +237,17 @@ def memory_step(heads: HeadsOutputs, inputs: MemoryInputs) -> Tensor:
     at_once = min(power_of_two(scales, 1), max(1, AT_ONCE // (keys * values)))
     out = heads.v.new_empty(batch, num_heads * value_dim)
     warps = min(16, max(2, at_once * keys * values // 2048))
-    logits, gate, mix = inputs.logits, inputs.gate, inputs.mix
+    logits, gate, mix, gain = inputs.logits, inputs.gate, inputs.mix, inputs.gain_bias
     launch(
         memory_kernel, batch * num_heads, G, b, heads.q, heads.k, heads.v, logits,
-        inputs.order_bias, inputs.write_bias, inputs.read_bias, heads.entropy, mix,
+        inputs.order_bias, inputs.write_bias, inputs.read_bias, gain, heads.entropy, mix,
         inputs.polynomials, inputs.log_decay, heads.local, gate, inputs.norm, heads.place,
         inputs.seen, out, logits.stride(0), 0 if gate is None else gate.stride(0),
         0 if mix is None else mix.stride(0), inputs.order_min, inputs.eps, inputs.norm_eps,
         H=num_heads, R=num_heads // heads.v.shape[1], S=scales, CS=at_once,
         BS=power_of_two(scales, 1), N=inputs.polynomials.shape[1], K=key_dim, V=value_dim,
         BK=keys, BV=values, BH=power_of_two(num_heads),
+        GAINS=0 if gain is None else gain.shape[0] // num_heads,
         NORMALIZER=NORMALIZER_CODES[inputs.normalizer], SELF=inputs.include_self,
         HAS_WRITE=inputs.write_bias is not None, HAS_READ=inputs.read_bias is not None,
         HAS_ENTROPY=mix is not None and heads.entropy is not None,

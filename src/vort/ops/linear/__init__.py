@@ -27,8 +27,8 @@ __all__ = [
     "products",
 ]
 
-# Up to so many rows a product is one of `few.py`, for so many weights at a time.
-FEW, MOST = 64, 7
+# Up to so many rows a product is one of `few.py`; as many weights may be multiplied by one x.
+FEW, MOST = 64, 8
 # A program of the norms' kernels holds a whole row.
 WIDEST = 8192
 
@@ -119,7 +119,7 @@ def products(
         _, *found = products(total if norm is None else rms_norm(total, *norm), *groups)
         return total, *found
     x, *weights = _for_products(x, *weights)
-    if kernels_take(x, *weights) and not traced(x) and len(weights) <= 8 and x.numel():
+    if kernels_take(x, *weights) and not traced(x) and len(weights) <= MOST and x.numel():
         from .triton import products_fused
 
         weight, eps = (None, 0.0) if norm is None else norm

@@ -132,12 +132,12 @@ def few_rows(
 
 @triton.jit(do_not_specialize=["rows"])
 def few_kernel(
-    x, norm, residual, out, w0, w1, w2, w3, w4, w5, w6, rows, eps,
+    x, norm, residual, out, w0, w1, w2, w3, w4, w5, w6, w7, rows, eps,
     K: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, N4: tl.constexpr,
-    N5: tl.constexpr, N6: tl.constexpr,
+    N5: tl.constexpr, N6: tl.constexpr, N7: tl.constexpr,
     T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr, T4: tl.constexpr,
-    T5: tl.constexpr, T6: tl.constexpr,
+    T5: tl.constexpr, T6: tl.constexpr, T7: tl.constexpr,
     HAS_NORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """BN columns of out ``[rows, all sizes]``: x, or its RMS norm, times one of the weights.
@@ -150,13 +150,15 @@ def few_kernel(
     C4: tl.constexpr = C3 + N3
     C5: tl.constexpr = C4 + N4
     C6: tl.constexpr = C5 + N5
-    WIDTH: tl.constexpr = C6 + N6
+    C7: tl.constexpr = C6 + N6
+    WIDTH: tl.constexpr = C7 + N7
     P1: tl.constexpr = (N0 + BN - 1) // BN
     P2: tl.constexpr = P1 + (N1 + BN - 1) // BN
     P3: tl.constexpr = P2 + (N2 + BN - 1) // BN
     P4: tl.constexpr = P3 + (N3 + BN - 1) // BN
     P5: tl.constexpr = P4 + (N4 + BN - 1) // BN
     P6: tl.constexpr = P5 + (N5 + BN - 1) // BN
+    P7: tl.constexpr = P6 + (N6 + BN - 1) // BN
     narrow: tl.constexpr = out.dtype.element_ty
     let_next_start()
     pid = tl.program_id(0)
@@ -188,6 +190,10 @@ def few_kernel(
         if N6 > 0:
             w, size, stride, first, column = choose(
                 pid, w, size, stride, first, column, w6, N6, T6, P6, C6
+            )
+        if N7 > 0:
+            w, size, stride, first, column = choose(
+                pid, w, size, stride, first, column, w7, N7, T7, P7, C7
             )
     row = (pid - first) * BN + tl.arange(0, BN)
     if BR == 1:
@@ -250,7 +256,7 @@ def few_products(
     norm: Norm | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """x W^T for up to seven weights W, side by side: `[..., sum of sizes]`.
+    """x W^T for up to eight weights W, side by side: `[..., sum of sizes]`.
 
     x `[..., K]` dense, weights `[N, K]` with dense rows, all of one type, bfloat16 or float32.
     norm: of x, then the products are taken of that. residual has the shape of the result and is

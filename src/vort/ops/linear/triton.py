@@ -18,6 +18,7 @@ from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
 from vort.ops.gpu.parts import fold
 from vort.ops.gpu.together import Together, room_for
+from vort.ops.linear import MOST
 from vort.ops.rms_norm.triton import (
     PROGRAMS,
     blocks_of,
@@ -27,7 +28,6 @@ from vort.ops.rms_norm.triton import (
 )
 
 __all__ = [
-    "MOST",
     "cross_entropy_fused",
     "gated_mlp_fused",
     "gated_norm_linear_fused",
@@ -196,10 +196,6 @@ def gated_norm_gradient_kernel(
     if HAS_WEIGHT:
         flat = tl.arange(0, BD)
         tl.store(partial + first * D + flat, tl.sum(acc, axis=0), mask=flat < D)
-
-
-# As many weights as may be multiplied by one x.
-MOST = 8
 
 
 class ProductInputs(NamedTuple):
