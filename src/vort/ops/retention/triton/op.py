@@ -16,6 +16,7 @@ from vort.ops.retention.state import RetentionState
 
 from .backward import key_kernel, normalizer_kernel, query_kernel
 from .forward import output_kernel
+from .pairs import pairs_pay, retention_pairs
 from .spans import Spans
 from .states import carry_kernel, state_kernel, weights_kernel
 
@@ -60,6 +61,8 @@ def retention_triton(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
         raise ValueError(f"K and V must be at most 256, got {q.shape[-1]} and {v.shape[-1]}")
     if write.shape[-1] > 32:
         raise ValueError(f"S must be at most 32, got {write.shape[-1]}")
+    if pairs_pay(inputs):
+        return retention_pairs(inputs), None
     G, b = (None if x is None else x.float() for x in (inputs.G, inputs.b))
     o, G_last, b_last = _retention(inputs._replace(G=G, b=b))
     return o, RetentionState(G_last, b_last) if inputs.output_final_state else None
