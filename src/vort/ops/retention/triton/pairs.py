@@ -42,12 +42,14 @@ from .tiles import load_rates, load_scales
 
 __all__ = ["pairs_pay", "retention_pairs"]
 
-# Readers that are looked at together where they are near.
-NEAR = 16
+# Readers that are looked at together where they are near, and where tokens look at them.
+NEAR, AFTER = 16, 32
 # Programs of a walk over tokens for a large GPU.
 RESIDENT = 1050
-# Keys and values of a head that a program has registers for.
-WIDEST = 128
+# Keys and values of a head that the tokens' kernel has registers for.
+WIDEST = 64
+# Readers of a row up to which pairs are always the cheaper way.
+FEW = 64
 
 
 @triton.jit
@@ -97,27 +99,12 @@ def leaving(rates, BT: tl.constexpr):
 
 @triton.jit
 def near_lags(t, c0, SELF: tl.constexpr, BT: tl.constexpr):
-    """``[readers, BT]``: lags to the tokens from c0 on, no less than 0, and which are looked at."""
-    lag = t[:, None] - (c0 + tl.arange(0, BT))[None, :]
-    seen = lag >= 0 if SELF else lag > 0
-    return tl.maximum(lag, 0).to(tl.float32), seen & (t[:, None] >= 0)
+    """Lags to the BT tokens from c0 on, no less than 0, and which of them are looked at.
 
-
-@triton.jit
-def near_weights(
-    write, read, log_decay, lag, seen, token, left, row, t, h, rate_h,
-    H: tl.constexpr, S: tl.constexpr, HAS_READ: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """``[readers, BT]``: weights of the block's tokens, ``left`` of them, from ``token`` on."""
-    w = tl.zeros(lag.shape, dtype=tl.float32)
-    for s in range(S):
-        f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * lag)
-        f *= load_column(write, token, left, h, H, s, S, BT)[None, :]
-        if HAS_READ:
-            at = read + ((row + t) * H + h) * S + s
-            f *= tl.load(at, mask=t >= 0, other=0.0).to(tl.float32)[:, None]
-        w += f
-    return tl.where(seen, w, 0.0)
+    ``[readers, BT]`` for t ``[readers]``, ``[BT]`` for a single t.
+    """
+    lag = t - (c0 + tl.arange(0, BT))
+    return tl.maximum(lag, 0).to(tl.float32), lag >= (0 if SELF else 1)
 
 
 @triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PARTS", "PART", "STRIDES"])
@@ -203,22 +190,31 @@ def near_kernel(
     kt = load_rows(k, token, left, h, H, 0, K, BT, BK)
     vt = load_rows(v, token, left, h, H, 0, V, BT, BV)
     dtype = kt.dtype
+    scales = tl.arange(0, SP)
+    rates = load_rates(log_decay, h, rate_h, scales, S)
+    writet = load_scales(write, token, left, h, H, scales, S, BT)
+    corner = b * BLOCKS * BT
     at = tl.arange(0, BR)
     for r0 in range(begin, end, BR):
-        t = load_readers(spots, r0, end, b * BLOCKS * BT, BR)
+        t = load_readers(spots, r0, end, corner, BR)
         qt = load_at(q, b * T, t, h, H, K, BK)
-        lag, seen = near_lags(t, n * BT, SELF, BT)
-        w = near_weights(
-            write, read, log_decay, lag, seen, token, left, b * T, t, h, rate_h,
-            H, S, HAS_READ, BT,
-        )  # fmt: skip
+        w = tl.zeros([BR, BT], dtype=tl.float32)
+        for r in range(r0, tl.minimum(r0 + BR, end)):
+            own = (tl.load(spots + r) - corner).to(tl.int32)
+            lag, seen = near_lags(own, n * BT, SELF, BT)
+            f = tl.exp2(rates[None, :] * lag[:, None]) * writet
+            if HAS_READ:
+                where = read + ((b * T + own) * H + h) * S + scales
+                f *= tl.load(where, mask=scales < S, other=0.0).to(tl.float32)[None, :]
+            weight = tl.where(seen, tl.sum(f, axis=1), 0.0)
+            w = tl.where((r0 + at == r)[:, None], weight[None, :], w)
         p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
         a = narrow(p * w, dtype)
         total = tl.zeros([BR], dtype=tl.float32)
         if NORM == 1:
             total += tl.sum(widen(a), axis=1)
         elif NORM == 2:
-            total += tl.sum(tl.where(seen, p, 0.0), axis=1)
+            total += tl.sum(tl.where(near_lags(t[:, None], n * BT, SELF, BT)[1], p, 0.0), axis=1)
         acc = tl.dot(a, vt, input_precision=PREC)
         for part in range(tl.cdiv(n, PART)):
             place = part * N.to(tl.int64) + r0
@@ -242,8 +238,10 @@ def reader_kernel(
 ):  # fmt: skip
     """What goes back to readers of one head from the far blocks of one part; as `far_kernel`.
 
-    ``dq`` and ``dread`` are ``[PARTS, N, H, .]``. ``qs``, ``reads``, ``scaled`` and ``shift``: the
-    readers' rows side by side, for the tokens' kernel, as :func:`normalized` has the last two.
+    ``dq`` and ``dread`` are ``[PARTS, N, H, .]``. ``dlog_decay`` gets the lags from a block's end
+    to the reader, and in the tokens' kernel those up to there: nothing cancels. ``qs``, ``reads``,
+    ``scaled`` and ``shift``: readers' rows side by side for that kernel, the last two as
+    :func:`normalized` has them.
     """
     BY_SCALE: tl.constexpr = HAS_READ or DECAY_GRAD
     pid = tl.program_id(0)
@@ -300,11 +298,11 @@ def reader_kernel(
                 dqt = tl.dot(dp.to(dtype), kt, dqt, input_precision=PREC)
                 if BY_SCALE:
                     dw = da * tl.dot(qt, tl.trans(kt), input_precision=PREC)
-                    dr += arrive * tl.dot(dw, col, input_precision=PREC)
+                    met = tl.dot(dw, col, input_precision=PREC)
+                    dr += arrive * met
                     if DECAY_GRAD:
-                        lag = (t[:, None] - n * BT - tl.arange(0, BT)[None, :]).to(tl.float32)
-                        lagged = row * tl.dot(dw * lag, col, input_precision=PREC)
-                        dlog += tl.sum(lagged, axis=0)
+                        since = tl.maximum(t - (n + 1) * BT, 0).to(tl.float32)
+                        dlog += tl.sum(row * met * since[:, None], axis=0)
             if part * PART < stop:
                 place = part * N.to(tl.int64) + r0
                 store_rows(dq, dqt, place, end - r0, h, H, 0, K, BR, BK)
@@ -341,16 +339,18 @@ def token_kernel(
     dvt = tl.zeros([BT, BV], dtype=tl.float32)
     dwt = tl.zeros([BT, SP], dtype=tl.float32)
     dlog = tl.zeros([SP], dtype=tl.float32)
+    corner = b * BLOCKS * BT
     if begin < end:
         kt = load_rows(k, token, left, h, H, 0, K, BT, BK)
         vt = load_rows(v, token, left, h, H, 0, V, BT, BV)
         dtype = kt.dtype
         rates = load_rates(log_decay, h, rate_h, scales, S)
         leave = leaving(rates, BT)
-        col = leave * load_scales(write, token, left, h, H, scales, S, BT)
+        writet = load_scales(write, token, left, h, H, scales, S, BT)
+        col = leave * writet
         # transposed, [i, t], so that products chain without moving accumulators
         for r0 in range(middle, end, BR):
-            t = load_readers(spots, r0, end, b * BLOCKS * BT, BR)
+            t = load_readers(spots, r0, end, corner, BR)
             qt = load_rows(qs, r0, end - r0, h, H, 0, K, BR, BK)
             dot = load_rows(scaled, r0, end - r0, h, H, 0, V, BR, BV)
             row = arriving(rates, t, (n + 1) * BT)
@@ -370,46 +370,47 @@ def token_kernel(
                 dp += shiftt[None, :]
             dkt = tl.dot(dp.to(dtype), qt, dkt, input_precision=PREC)
             dwt += leave * tl.dot(da * p, row, input_precision=PREC)
+        if DECAY_GRAD:
+            ages = (BT - tl.arange(0, BT)).to(tl.float32)
+            dlog += tl.sum(dwt * writet * ages[:, None], axis=0)
 
         for r0 in range(begin, middle, NEAR):
-            t = load_readers(spots, r0, middle, b * BLOCKS * BT, NEAR)
+            t = load_readers(spots, r0, middle, corner, NEAR)
             qt = load_rows(qs, r0, middle - r0, h, H, 0, K, NEAR, BK)
             dot = load_rows(scaled, r0, middle - r0, h, H, 0, V, NEAR, BV)
-            lag, seen = near_lags(t, n * BT, SELF, BT)
-            # of the rows side by side, the first is r0
-            among = tl.where(t >= 0, tl.arange(0, NEAR), -1)
-            w = near_weights(
-                write, reads, log_decay, lag, seen, token, left, r0, among, h, rate_h,
-                H, S, HAS_READ, BT,
-            )  # fmt: skip
-            p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
-            da = tl.dot(dot, tl.trans(vt), input_precision=PREC)
-            dvt = tl.dot(tl.trans((p * w).to(dtype)), dot, dvt, input_precision=PREC)
+            p = tl.dot(kt, tl.trans(qt), input_precision=PREC)
+            da = tl.dot(vt, tl.trans(dot), input_precision=PREC)
             if NORM > 0:
-                shiftt = load_column(shift, r0, middle - r0, h, H, 0, 1, NEAR)
+                shiftt = load_column(shift, r0, middle - r0, h, H, 0, 1, NEAR)[None, :]
             if NORM == 1:
-                da += shiftt[:, None]
+                da += shiftt
+            dw = da * p
+            w = tl.zeros([BT, NEAR], dtype=tl.float32)
+            dr = tl.zeros([NEAR, SP], dtype=tl.float32)
+            for r in range(r0, tl.minimum(r0 + NEAR, middle)):
+                at = r0 + tl.arange(0, NEAR) == r
+                own = (tl.load(spots + r) - corner).to(tl.int32)
+                lag, seen = near_lags(own, n * BT, SELF, BT)
+                dwr = tl.where(seen, tl.sum(tl.where(at[None, :], dw, 0.0), axis=1), 0.0)
+                f = tl.exp2(rates[None, :] * lag[:, None])
+                if HAS_READ:
+                    found = tl.sum(dwr[:, None] * f * writet, axis=0)
+                    dr = tl.where(at[:, None], found[None, :], dr)
+                    where = reads + (r * H + h) * S + scales
+                    f *= tl.load(where, mask=scales < S, other=0.0).to(tl.float32)[None, :]
+                weight = tl.where(seen, tl.sum(f * writet, axis=1), 0.0)
+                w = tl.where(at[None, :], weight[:, None], w)
+                f *= dwr[:, None]
+                dwt += f
+                if DECAY_GRAD:
+                    dlog += tl.sum(f * writet * lag[:, None], axis=0)
+            dvt = tl.dot((p * w).to(dtype), dot, dvt, input_precision=PREC)
             dp = da * w
             if NORM == 2:
-                dp += tl.where(seen, shiftt[:, None], 0.0)
+                dp += tl.where(tl.trans(near_lags(t[:, None], n * BT, SELF, BT)[1]), shiftt, 0.0)
             dp = dp.to(dtype)
-            dkt = tl.dot(tl.trans(dp), qt, dkt, input_precision=PREC)
-            dqt = tl.dot(dp, kt, input_precision=PREC)
-            dr = tl.zeros([NEAR, SP], dtype=tl.float32)
-            dw = tl.where(seen, da * p, 0.0)
-            for s in range(S):
-                f = dw * tl.exp2(load_rates(log_decay, h, rate_h, s, S) * lag)
-                given = f * load_column(write, token, left, h, H, s, S, BT)[None, :]
-                if HAS_READ:
-                    asking = load_column(reads, r0, middle - r0, h, H, s, S, NEAR)[:, None]
-                    found = tl.sum(given, axis=1)
-                    dr += tl.where(scales[None, :] == s, found[:, None], 0.0)
-                    f *= asking
-                    given *= asking
-                told = tl.sum(f, axis=0)
-                dwt += tl.where(scales[None, :] == s, told[:, None], 0.0)
-                if DECAY_GRAD:
-                    dlog += tl.where(scales == s, tl.sum(given * lag), 0.0)
+            dkt = tl.dot(dp, qt, dkt, input_precision=PREC)
+            dqt = tl.trans(tl.dot(tl.trans(kt), dp, input_precision=PREC))
             for part in range(tl.cdiv(n, PART)):
                 place = part * N.to(tl.int64) + r0
                 dqt += load_rows(dq_parts, place, middle - r0, h, H, 0, K, NEAR, BK)
@@ -433,19 +434,17 @@ def _cdiv(a: int, b: int) -> int:
 def pairs_pay(inputs: Inputs) -> bool:
     """Whether pairs are the way: nothing but outputs at few places is wanted.
 
-    What a token costs grows with a row's readers, on average here, since nobody knows more before
-    the kernels run; states cost S K V, and their walks never less than reading keys and values
-    twice.
+    What a token costs grows with its row's readers, on average here, since nobody knows more
+    before the kernels run; where states are kept it grows with S K V.
     """
     if inputs.asked is None or inputs.cu_seqlens is not None:
         return False
     if inputs.G is not None or inputs.output_final_state:
         return False
     (batch, _, _, keys), values = inputs.k.shape, inputs.v.shape[3]
-    scales = inputs.write.shape[3]
     if max(keys, values) > WIDEST:
         return False
-    more = inputs.asked.shape[0] - 64 * batch
+    scales, more = inputs.write.shape[3], inputs.asked.shape[0] - FEW * batch
     return 4 * more * (keys + values + 2 * scales) <= batch * scales * keys * values
 
 
@@ -473,9 +472,8 @@ class Cut(NamedTuple):
         """By shapes alone."""
         batch, length, heads, _ = inputs.k.shape
         count = inputs.asked.shape[0]
-        tokens, readers = 64, min(64, power_of_two(_cdiv(count, max(batch, 1))))
-        if inputs.q.dtype == torch.float32:
-            tokens, readers = 32, 16
+        # ieee products run on plain multiply-adds, and want small tiles
+        tokens, readers = (32, 16) if inputs.q.dtype == torch.float32 else (64, 64)
         blocks = _cdiv(length, tokens)
         strides = max(1, _cdiv(count, max(batch, 1) * readers))
         parts = max(1, min(blocks, RESIDENT // max(1, batch * heads * strides)))
@@ -515,11 +513,8 @@ def _constants(inputs: Inputs, cut: Cut) -> dict[str, object]:
     }
 
 
-def _tile(inputs: Inputs) -> Tile:
-    wide = max(inputs.k.shape[3], inputs.v.shape[3]) > 64
-    if inputs.q.dtype == torch.float32:
-        return Tile(0, 8 if wide else 4, 1)
-    return Tile(0, 8 if wide else 4, 3)
+def _tile(inputs: Inputs, stages: int) -> Tile:
+    return Tile(0, 8, 1) if inputs.q.dtype == torch.float32 else Tile(0, 4, stages)
 
 
 def _dense(inputs: Inputs) -> Inputs:
@@ -545,13 +540,13 @@ def _forward(inputs: Inputs) -> Tensors:
     launch(
         far_kernel, batch * cut.parts * cut.strides * heads,
         q, k, v, write, read, log_decay, spots, first, num, den, length, count, rate_stride,
-        cut.blocks, cut.parts, cut.part, cut.strides, BR=cut.readers, tile=_tile(inputs), **common,
+        cut.blocks, cut.parts, cut.part, cut.strides, BR=cut.readers, tile=_tile(inputs, 3), **common,
     )  # fmt: skip
     launch(
         near_kernel, batch * cut.blocks * heads,
         q, k, v, write, read, log_decay, spots, first, num, den, o, o_out, den_out, length, count,
         rate_stride, cut.blocks, cut.part, inputs.eps,
-        BR=NEAR, SELF=inputs.include_self, tile=_tile(inputs), **common,
+        BR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 1), **common,
     )  # fmt: skip
     return o, o_out, den_out, spots, first
 
@@ -598,7 +593,7 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
         reader_kernel, walks * heads,
         q, k, v, write, read, log_decay, spots, first, o, den, do, qs, reads, scaled, shift,
         dq_parts, dread_parts, far, length, count, rate_stride, cut.blocks, cut.parts, cut.part,
-        cut.strides, inputs.eps, BR=cut.readers, tile=_tile(inputs), **common,
+        cut.strides, inputs.eps, BR=cut.readers, tile=_tile(inputs, 3), **common,
     )  # fmt: skip
     dq, dread = torch.zeros_like(q), None if read is None else torch.zeros_like(read)
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
@@ -606,7 +601,8 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
         token_kernel, blocks * heads,
         k, v, write, log_decay, spots, first, qs, reads, scaled, shift, dq_parts, dread_parts,
         dq, dk, dv, dwrite, dread, near, length, count, rate_stride, cut.blocks, cut.part,
-        BR=cut.readers, NEAR=NEAR, SELF=inputs.include_self, tile=_tile(inputs), **common,
+        BR=min(cut.readers, AFTER), NEAR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 2),
+        **common,
     )  # fmt: skip
     dlog_decay = None
     if far is not None and near is not None:
