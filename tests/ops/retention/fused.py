@@ -386,7 +386,7 @@ GPU_CASES = [
         batch=2, length=517, key_dim=40, value_dim=24, num_scales=1, asked=SPARSE[1:],
         normalizer="undecayed", **PAIRS,
     ),
-    Case(length=1034, key_dim=16, value_dim=16, num_scales=2, asked=SPARSE[::3], **PAIRS),
+    Case(length=1034, key_dim=16, value_dim=16, num_scales=5, asked=SPARSE[::3], **PAIRS),
 ]  # fmt: skip
 
 # Ordered so that any third of them takes about as long as another.

@@ -37,7 +37,7 @@ from vort.ops.gpu.parts import (
 from vort.ops.retention.inputs import Inputs
 
 from .backward import normalized
-from .spans import NORMALIZER_CODES
+from .spans import NORMALIZER_CODES, cdiv, rate_stride
 from .tiles import load_rates, load_scales
 
 __all__ = ["pairs_pay", "retention_pairs"]
@@ -427,10 +427,6 @@ def token_kernel(
         tl.store(dlog_decay + pid.to(tl.int64) * SP + scales, dlog)
 
 
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def pairs_pay(inputs: Inputs) -> bool:
     """Whether pairs are the way: nothing but outputs at few places is wanted.
 
@@ -474,11 +470,11 @@ class Cut(NamedTuple):
         count = inputs.asked.shape[0]
         # ieee products run on plain multiply-adds, and want small tiles
         tokens, readers = (32, 16) if inputs.q.dtype == torch.float32 else (64, 64)
-        blocks = _cdiv(length, tokens)
-        strides = max(1, _cdiv(count, max(batch, 1) * readers))
+        blocks = cdiv(length, tokens)
+        strides = max(1, cdiv(count, max(batch, 1) * readers))
         parts = max(1, min(blocks, RESIDENT // max(1, batch * heads * strides)))
-        part = max(1, _cdiv(blocks, parts))
-        return cls(tokens, blocks, readers, strides, part, _cdiv(blocks, part))
+        part = max(1, cdiv(blocks, parts))
+        return cls(tokens, blocks, readers, strides, part, cdiv(blocks, part))
 
 
 def _readers(inputs: Inputs, cut: Cut) -> tuple[Tensor, Tensor]:
@@ -521,10 +517,6 @@ def _dense(inputs: Inputs) -> Inputs:
     return Inputs._make((*map(dense, inputs[:6]), *inputs[6:]))
 
 
-def _rate_stride(log_decay: Tensor) -> int:
-    return log_decay.shape[-1] if log_decay.dim() == 2 else 0
-
-
 def _forward(inputs: Inputs) -> Tensors:
     """Outputs; then by reader outputs and raw normaliser, and who the readers are."""
     inputs = _dense(inputs)
@@ -536,16 +528,17 @@ def _forward(inputs: Inputs) -> Tensors:
     (batch, length, heads, value_dim), count = v.shape, len(spots)
     num = v.new_empty(cut.parts, count, heads, value_dim, dtype=torch.float32)
     den = None if den_out is None else num.new_empty(cut.parts, count, heads)
-    rate_stride, common = _rate_stride(log_decay), _constants(inputs, cut)
+    rate_h, common = rate_stride(log_decay), _constants(inputs, cut)
     launch(
         far_kernel, batch * cut.parts * cut.strides * heads,
-        q, k, v, write, read, log_decay, spots, first, num, den, length, count, rate_stride,
-        cut.blocks, cut.parts, cut.part, cut.strides, BR=cut.readers, tile=_tile(inputs, 3), **common,
+        q, k, v, write, read, log_decay, spots, first, num, den, length, count, rate_h,
+        cut.blocks, cut.parts, cut.part, cut.strides,
+        BR=cut.readers, tile=_tile(inputs, 3), **common,
     )  # fmt: skip
     launch(
         near_kernel, batch * cut.blocks * heads,
         q, k, v, write, read, log_decay, spots, first, num, den, o, o_out, den_out, length, count,
-        rate_stride, cut.blocks, cut.part, inputs.eps,
+        rate_h, cut.blocks, cut.part, inputs.eps,
         BR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 1), **common,
     )  # fmt: skip
     return o, o_out, den_out, spots, first
@@ -569,9 +562,8 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     do = dense(grads[0])
     inputs = _dense(inputs)
     q, k, v, write, log_decay, read, *_ = inputs
-    cut, decay_grad, rate_stride = Cut.of(inputs), needs[4], _rate_stride(log_decay)
-    (batch, length, heads, key_dim), count = k.shape, len(spots)
-    value_dim, scales = v.shape[3], write.shape[3]
+    cut, decay_grad, rate_h = Cut.of(inputs), needs[4], rate_stride(log_decay)
+    (batch, length, heads, _), count = k.shape, len(spots)
     common = _constants(inputs, cut) | {"DECAY_GRAD": decay_grad}
 
     def rows(like: Tensor | None, *lead: int, dtype: torch.dtype | None = None) -> Tensor | None:
@@ -592,7 +584,7 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     launch(
         reader_kernel, walks * heads,
         q, k, v, write, read, log_decay, spots, first, o, den, do, qs, reads, scaled, shift,
-        dq_parts, dread_parts, far, length, count, rate_stride, cut.blocks, cut.parts, cut.part,
+        dq_parts, dread_parts, far, length, count, rate_h, cut.blocks, cut.parts, cut.part,
         cut.strides, inputs.eps, BR=cut.readers, tile=_tile(inputs, 3), **common,
     )  # fmt: skip
     dq, dread = torch.zeros_like(q), None if read is None else torch.zeros_like(read)
@@ -600,13 +592,13 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
     launch(
         token_kernel, blocks * heads,
         k, v, write, log_decay, spots, first, qs, reads, scaled, shift, dq_parts, dread_parts,
-        dq, dk, dv, dwrite, dread, near, length, count, rate_stride, cut.blocks, cut.part,
+        dq, dk, dv, dwrite, dread, near, length, count, rate_h, cut.blocks, cut.part,
         BR=min(cut.readers, AFTER), NEAR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 2),
         **common,
     )  # fmt: skip
     dlog_decay = None
     if far is not None and near is not None:
-        dlog_decay = (far.sum(0) + near.sum(0))[:, :scales]
+        dlog_decay = (far.sum(0) + near.sum(0))[:, : write.shape[3]]
         dlog_decay = dlog_decay.sum(0) if log_decay.dim() == 1 else dlog_decay
         dlog_decay = dlog_decay.to(log_decay.dtype)
     return dq, dk, dv, dwrite, dlog_decay, dread
