@@ -8,9 +8,10 @@ For the latter (far) a weight Σ_s read_s e^{l_s (t - i)} write_s has the block'
 of its exponent, (t - e) + (e - i), both at least 0: a product over scales. For the former (near) it
 is summed scale by scale, with no exponent above 0 either.
 
-Forward: far blocks part by part; then near ones, with which the parts are added up in their order.
-Backward: to readers from far blocks, part by part; then to tokens, and what is near. Weights and
-scores are computed again. Nothing is added atomically, and launches depend on shapes alone.
+Forward: far blocks, part by part; near ones, which are one more part; the parts' sums. Backward: to
+readers from far blocks, part by part; to tokens, and to readers from near blocks; the parts' sums.
+Weights and scores are computed again. Nothing is added atomically, and launches depend on shapes
+alone.
 
 Of a reader that comes twice the second has no place, and adds nothing.
 """
@@ -44,6 +45,8 @@ __all__ = ["pairs_pay", "retention_pairs"]
 
 # Readers that are looked at together where they are near, and where tokens look at them.
 NEAR, AFTER = 16, 32
+# Readers whose parts are summed together.
+SETTLED = 4
 # Programs of a walk over tokens for a large GPU.
 RESIDENT = 1050
 # Keys and values of a head that the tokens' kernel has registers for.
@@ -71,15 +74,6 @@ def load_at(ptr, row, t, h, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
     base = ptr + ((row + t) * H + h) * D
     mask = (t[:, None] >= 0) & (cols[None, :] < D)
     return tl.load(base[:, None] + cols[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_at(ptr, x, row, t, h, H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
-    """The reverse of :func:`load_at`."""
-    cols = tl.arange(0, BD)
-    base = ptr + ((row + t) * H + h) * D
-    mask = (t[:, None] >= 0) & (cols[None, :] < D)
-    tl.store(base[:, None] + cols[None, :], x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -165,18 +159,14 @@ def far_kernel(
                 tl.store(den + (place + at) * H + h, total, mask=at < end - r0)
 
 
-@triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PART"])
+@triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PARTS"])
 def near_kernel(
-    q, k, v, write, read, log_decay, spots, first, num, den, o, o_out, den_out,
-    T, N, rate_h, BLOCKS, PART, eps,
+    q, k, v, write, read, log_decay, spots, first, num, den, T, N, rate_h, BLOCKS, PARTS,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, NORM: tl.constexpr,
     HAS_READ: tl.constexpr, SELF: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """``o`` of the readers who stand in one block, one head: what is near, and all parts.
-
-    ``o_out`` ``[N, H, V]`` and ``den_out`` ``[N, H]`` keep it unrounded, and the raw normaliser.
-    """
+    """What the readers who stand in one block get from it, one head: the part after the last."""
     pid = tl.program_id(0)
     h = pid % H
     n = (pid // H) % BLOCKS
@@ -216,16 +206,55 @@ def near_kernel(
         elif NORM == 2:
             total += tl.sum(tl.where(near_lags(t[:, None], n * BT, SELF, BT)[1], p, 0.0), axis=1)
         acc = tl.dot(a, vt, input_precision=PREC)
-        for part in range(tl.cdiv(n, PART)):
-            place = part * N.to(tl.int64) + r0
-            acc += load_rows(num, place, end - r0, h, H, 0, V, BR, BV)
-            if NORM > 0:
-                total += load_column(den, place, end - r0, h, H, 0, 1, BR)
+        place = PARTS * N.to(tl.int64) + r0
+        store_rows(num, acc, place, end - r0, h, H, 0, V, BR, BV)
         if NORM > 0:
-            acc *= (1.0 / (tl.abs(total) + eps))[:, None]
-            tl.store(den_out + (r0 + at) * H + h, total, mask=at < end - r0)
-            store_rows(o_out, acc, r0, end - r0, h, H, 0, V, BR, BV)
-        store_at(o, acc, b * T, t, h, H, V, BV)
+            tl.store(den + (place + at) * H + h, total, mask=at < end - r0)
+
+
+@triton.jit(do_not_specialize=["B", "T", "N", "BLOCKS", "PARTS", "PART"])
+def settle_kernel(
+    x, den, spots, out, kept, den_out, B, T, N, BLOCKS, PARTS, PART, eps,
+    H: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr,
+    UNROLL: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """The sum of BR readers' parts ``[PARTS + 1, N, H, D]``, one head, put in their places.
+
+    With a normaliser, divided by the sum of ``den``; ``kept`` ``[N, H, D]`` has it unrounded, and
+    ``den_out`` the normaliser. What was left out by others, since it is 0, is left out here.
+    """
+    pid = tl.program_id(0)
+    h = pid % H
+    r = pid // H * BR + tl.arange(0, BR)
+    spot = tl.load(spots + r, mask=r < N, other=-1)
+    before = tl.load(spots + r - 1, mask=(r < N) & (r > 0), other=-1)
+    whole = BLOCKS.to(tl.int64) * BT
+    real = (spot >= 0) & (spot < B * whole)
+    row = spot // whole
+    t = spot - row * whole
+    blocks = tl.where(real, t // BT, 0)
+    cols = tl.arange(0, BD)
+    row_at = (r.to(tl.int64) * H + h) * D
+    at = row_at[:, None] + cols[None, :]
+    mask = real[:, None] & (cols[None, :] < D)
+    far = N.to(tl.int64) * H
+    acc = tl.load(x + PARTS * far * D + at, mask=mask, other=0.0)
+    total = tl.zeros([BR], dtype=tl.float32)
+    if NORM > 0:
+        total += tl.load(den + PARTS * far + r * H + h, mask=real, other=0.0)
+    for part in range(0, PARTS, UNROLL):
+        for i in tl.static_range(UNROLL):
+            there = (part + i) * PART < blocks
+            acc += tl.load(x + (part + i) * far * D + at, mask=mask & there[:, None], other=0.0)
+            if NORM > 0:
+                total += tl.load(den + (part + i) * far + r * H + h, mask=there, other=0.0)
+    if NORM > 0:
+        acc *= (1.0 / (tl.abs(total) + eps))[:, None]
+        tl.store(den_out + r * H + h, total, mask=real)
+        tl.store(kept + at, acc, mask=mask)
+    place = ((row * T + t) * H + h) * D
+    mask &= (spot != before)[:, None]
+    tl.store(out + place[:, None] + cols[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PARTS", "PART", "STRIDES"])
@@ -312,10 +341,10 @@ def reader_kernel(
         tl.store(dlog_decay + pid.to(tl.int64) * SP + scales, dlog)
 
 
-@triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PART"])
+@triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PARTS"])
 def token_kernel(
-    k, v, write, log_decay, spots, first, qs, reads, scaled, shift, dq_parts, dread_parts,
-    dq, dk, dv, dwrite, dread, dlog_decay, T, N, rate_h, BLOCKS, PART,
+    k, v, write, log_decay, spots, first, qs, reads, scaled, shift, dq, dk, dv, dwrite, dread,
+    dlog_decay, T, N, rate_h, BLOCKS, PARTS,
     H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr, V: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, BT: tl.constexpr, BR: tl.constexpr, NEAR: tl.constexpr,
     NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
@@ -323,7 +352,7 @@ def token_kernel(
 ):  # fmt: skip
     """``dk``, ``dv`` and ``dwrite`` of one block, one head, from readers in it and after it.
 
-    For those in it, ``dq`` and ``dread``: what is near, and all parts.
+    What goes back to those in it is the part of ``dq`` and ``dread`` after the last.
     """
     pid = tl.program_id(0)
     h = pid % H
@@ -411,14 +440,10 @@ def token_kernel(
             dp = dp.to(dtype)
             dkt = tl.dot(dp, qt, dkt, input_precision=PREC)
             dqt = tl.trans(tl.dot(tl.trans(kt), dp, input_precision=PREC))
-            for part in range(tl.cdiv(n, PART)):
-                place = part * N.to(tl.int64) + r0
-                dqt += load_rows(dq_parts, place, middle - r0, h, H, 0, K, NEAR, BK)
-                if HAS_READ:
-                    dr += load_rows(dread_parts, place, middle - r0, h, H, 0, S, NEAR, SP)
-            store_at(dq, dqt, b * T, t, h, H, K, BK)
+            place = PARTS * N.to(tl.int64) + r0
+            store_rows(dq, dqt, place, middle - r0, h, H, 0, K, NEAR, BK)
             if HAS_READ:
-                store_at(dread, dr, b * T, t, h, H, S, SP)
+                store_rows(dread, dr, place, middle - r0, h, H, 0, S, NEAR, SP)
 
     store_rows(dk, dkt, token, left, h, H, 0, K, BT, BK)
     store_rows(dv, dvt, token, left, h, H, 0, V, BT, BV)
@@ -517,6 +542,25 @@ def _dense(inputs: Inputs) -> Inputs:
     return Inputs._make((*map(dense, inputs[:6]), *inputs[6:]))
 
 
+def _settle(
+    parts: Tensor,
+    spots: Tensor,
+    out: Tensor,
+    cut: Cut,
+    normalizer: Tensors = (None, None, None),
+    eps: float = 0.0,
+) -> None:
+    """Sums of parts to their places in `out`; normaliser: its parts, then what they make."""
+    (batch, length, heads, size), count = out.shape, len(spots)
+    den, kept, den_out = normalizer
+    launch(
+        settle_kernel, cdiv(count, SETTLED) * heads,
+        parts, den, spots, out, kept, den_out, batch, length, count, cut.blocks, cut.parts,
+        cut.part, eps, H=heads, D=size, BD=power_of_two(size), BT=cut.tokens, BR=SETTLED,
+        UNROLL=8, NORM=int(den is not None), tile=Tile(0, 1, 1),
+    )  # fmt: skip
+
+
 def _forward(inputs: Inputs) -> Tensors:
     """Outputs; then by reader outputs and raw normaliser, and who the readers are."""
     inputs = _dense(inputs)
@@ -526,8 +570,8 @@ def _forward(inputs: Inputs) -> Tensors:
     o.zero_()
     spots, first = _readers(inputs, cut)
     (batch, length, heads, value_dim), count = v.shape, len(spots)
-    num = v.new_empty(cut.parts, count, heads, value_dim, dtype=torch.float32)
-    den = None if den_out is None else num.new_empty(cut.parts, count, heads)
+    num = v.new_empty(cut.parts + 1, count, heads, value_dim, dtype=torch.float32)
+    den = None if den_out is None else num.new_empty(cut.parts + 1, count, heads)
     rate_h, common = rate_stride(log_decay), _constants(inputs, cut)
     launch(
         far_kernel, batch * cut.parts * cut.strides * heads,
@@ -537,10 +581,10 @@ def _forward(inputs: Inputs) -> Tensors:
     )  # fmt: skip
     launch(
         near_kernel, batch * cut.blocks * heads,
-        q, k, v, write, read, log_decay, spots, first, num, den, o, o_out, den_out, length, count,
-        rate_h, cut.blocks, cut.part, inputs.eps,
-        BR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 1), **common,
+        q, k, v, write, read, log_decay, spots, first, num, den, length, count, rate_h,
+        cut.blocks, cut.parts, BR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 1), **common,
     )  # fmt: skip
+    _settle(num, spots, o, cut, (den, o_out, den_out), inputs.eps)
     return o, o_out, den_out, spots, first
 
 
@@ -574,8 +618,8 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
 
     qs, reads, scaled = rows(q), rows(read), rows(v)
     shift = None if den is None else torch.empty_like(den)
-    dq_parts = rows(q, cut.parts, dtype=torch.float32)
-    dread_parts = rows(read, cut.parts, dtype=torch.float32)
+    dq_parts = rows(q, cut.parts + 1, dtype=torch.float32)
+    dread_parts = rows(read, cut.parts + 1, dtype=torch.float32)
     walks, blocks = batch * cut.parts * cut.strides, batch * cut.blocks
     far = near = None
     if decay_grad:
@@ -587,15 +631,18 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
         dq_parts, dread_parts, far, length, count, rate_h, cut.blocks, cut.parts, cut.part,
         cut.strides, inputs.eps, BR=cut.readers, tile=_tile(inputs, 3), **common,
     )  # fmt: skip
-    dq, dread = torch.zeros_like(q), None if read is None else torch.zeros_like(read)
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
     launch(
         token_kernel, blocks * heads,
-        k, v, write, log_decay, spots, first, qs, reads, scaled, shift, dq_parts, dread_parts,
-        dq, dk, dv, dwrite, dread, near, length, count, rate_h, cut.blocks, cut.part,
+        k, v, write, log_decay, spots, first, qs, reads, scaled, shift, dq_parts, dk, dv, dwrite,
+        dread_parts, near, length, count, rate_h, cut.blocks, cut.parts,
         BR=min(cut.readers, AFTER), NEAR=NEAR, SELF=inputs.include_self, tile=_tile(inputs, 2),
         **common,
     )  # fmt: skip
+    dq, dread = torch.zeros_like(q), None if read is None else torch.zeros_like(read)
+    _settle(dq_parts, spots, dq, cut)
+    if dread is not None:
+        _settle(dread_parts, spots, dread, cut)
     dlog_decay = None
     if far is not None and near is not None:
         dlog_decay = (far.sum(0) + near.sum(0))[:, : write.shape[3]]
