@@ -229,13 +229,12 @@ def settle_kernel(
     spot = tl.load(spots + r, mask=r < N, other=-1)
     before = tl.load(spots + r - 1, mask=(r < N) & (r > 0), other=-1)
     whole = BLOCKS.to(tl.int64) * BT
-    real = (spot >= 0) & (spot < B * whole)
+    real = (spot != before) & (spot >= 0) & (spot < B * whole)
     row = spot // whole
     t = spot - row * whole
     blocks = tl.where(real, t // BT, 0)
     cols = tl.arange(0, BD)
-    row_at = (r.to(tl.int64) * H + h) * D
-    at = row_at[:, None] + cols[None, :]
+    at = ((r.to(tl.int64) * H + h) * D)[:, None] + cols[None, :]
     mask = real[:, None] & (cols[None, :] < D)
     far = N.to(tl.int64) * H
     acc = tl.load(x + PARTS * far * D + at, mask=mask, other=0.0)
@@ -253,7 +252,6 @@ def settle_kernel(
         tl.store(den_out + r * H + h, total, mask=real)
         tl.store(kept + at, acc, mask=mask)
     place = ((row * T + t) * H + h) * D
-    mask &= (spot != before)[:, None]
     tl.store(out + place[:, None] + cols[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
@@ -293,9 +291,11 @@ def reader_kernel(
             dtype = qt.dtype
             dot = load_at(do, b * T, t, h, H, V, BV)
             if NORM > 0:
+                # of one already seen nothing was kept
                 ot = load_rows(o, r0, end - r0, h, H, 0, V, BR, BV)
+                ot = tl.where(t[:, None] >= 0, ot, 0.0)
                 d = tl.load(den + (r0 + at) * H + h, mask=t >= 0, other=1.0)
-                dot, shiftt = normalized(tl.where(t[:, None] >= 0, ot, 0.0), dot, d, eps)
+                dot, shiftt = normalized(ot, dot, d, eps)
             if HAS_READ:
                 readt = load_at(read, b * T, t, h, H, S, SP)
             if part == 0:
