@@ -6,6 +6,7 @@ first where they are bfloat16). Errors are `|x - truth| / |truth|`, NaN never pa
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,36 +163,78 @@ def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> d
     return errors
 
 
-def wrongly_left_out(device: str) -> int:
-    """Rows that are 0 in a block of 16 with a place asked for, or not 0 in one without."""
+def wrongly_left_out(device: str) -> dict[str, int]:
+    """Rows that are 0 and should not be, or the other way around.
+
+    Pair by pair only places asked for have an output; where a state is wanted too, every place of a
+    block of 16 with one.
+    """
     case = Case(batch=2, length=50, heads=1, num_scales=2, asked=((20, 21), (99, 100)))
     inputs = make_inputs(case, torch.float32, device, 0)
     given = [inputs[name] for name in ("q", "k", "v", "write", "log_decay")]
-    o, _ = retention(*given, backend="triton", asked=case.places(device))
-    found = o.flatten(1).view(2, 50, -1).any(-1)
-    wanted = torch.zeros_like(found)
-    wanted[0, 16:32] = wanted[1, 48:] = True
-    return int((found != wanted).sum())
+    blocks = torch.zeros(2, 50, dtype=torch.bool, device=device)
+    places = blocks.clone()
+    blocks[0, 16:32] = blocks[1, 48:] = True
+    places[0, 20] = places[1, 49] = True
+    wrong = {}
+    for name, state, wanted in (("by pairs", False, places), ("by states", True, blocks)):
+        options = {"backend": "triton", "output_final_state": state}
+        o, _ = retention(*given, asked=case.places(device), **options)
+        wrong[name] = int((o.flatten(1).view(2, 50, -1).any(-1) != wanted).sum())
+    return wrong
+
+
+def added_elsewhere(device: str) -> dict[str, int]:
+    """Gradients to q and read that are not 0 where nobody asks, or where nobody asks at all."""
+    found = {}
+    for name, asked in (("few", ((20, 21), (99, 100))), ("none", ())):
+        case = Case(batch=2, length=50, heads=1, num_scales=2, asked=asked)
+        inputs = make_inputs(case, torch.float32, device, 0)
+        leaf = {n: x.requires_grad_() for n, x in inputs.items() if n not in ("do", "G", "b")}
+        read = leaf.pop("read")
+        places = torch.tensor([p for p, _ in asked], dtype=torch.int64, device=device)
+        o, _ = retention(**leaf, read=read, backend="triton", asked=places)
+        # of what nobody asks for, whatever comes back is no matter
+        grads = torch.autograd.grad(o, [*leaf.values(), read], inputs["do"])
+        others = torch.ones(100, dtype=torch.bool, device=device).index_fill_(0, places, False)
+        dq, dread = grads[0], grads[-1]
+        found[f"{name}: dq, dread"] = sum(
+            int((x.flatten(0, 1)[others] != 0).sum()) for x in (dq, dread)
+        )
+        if not asked:
+            found[f"{name}: others"] = sum(int((x != 0).sum()) for x in (o, *grads))
+    return found
 
 
 def compiled_difference(device: str) -> float:
-    """Relative difference of gradients with and without `torch.compile(fullgraph=True)`."""
+    """Relative difference of gradients with and without `torch.compile(fullgraph=True)`.
+
+    The larger of two: of all outputs and a state, and of outputs at a few places.
+    """
     case = Case(length=33, heads=1, initial=False, num_scales=2)
     inputs = make_inputs(case, torch.float32, device, 0)
+    places = torch.tensor([30, 7], device=device)
 
     def loss(q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor) -> Tensor:
         o, last = retention(q, k, v, write, log_decay, output_final_state=True, backend="triton")
         assert last is not None
         return (o * o).sum() + last.G.sum()
 
-    results = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        leaves = [
-            inputs[name].clone().requires_grad_() for name in ("q", "k", "v", "write", "log_decay")
-        ]
-        grads = torch.autograd.grad(function(*leaves), leaves)
-        results.append(torch.cat([g.flatten() for g in grads]))
-    return ((results[0] - results[1]).norm() / results[0].norm()).item()
+    def of_places(q: Tensor, k: Tensor, v: Tensor, write: Tensor, log_decay: Tensor) -> Tensor:
+        o, _ = retention(q, k, v, write, log_decay, backend="triton", asked=places)
+        return (o * o).sum()
+
+    differences = []
+    for plain in (loss, of_places):
+        results = []
+        for function in (plain, torch.compile(plain, fullgraph=True, backend="aot_eager")):
+            names = ("q", "k", "v", "write", "log_decay")
+            leaves = [inputs[name].clone().requires_grad_() for name in names]
+            grads = torch.autograd.grad(function(*leaves), leaves)
+            results.append(torch.cat([g.flatten() for g in grads]))
+        differences.append(((results[0] - results[1]).norm() / results[0].norm()).item())
+    # a NaN is the larger one
+    return max(differences, key=lambda x: math.inf if math.isnan(x) else x)
 
 
 def step_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
@@ -261,6 +304,15 @@ STEP_CASES = [
 
 # Of 1,034 places; most blocks of 64 have none.
 SPARSE = ((70, 128), (500, 530), (700, 765), (1033, 1034))
+# Of 4 rows of 3,000, 64 places each, some of them twice, in no order.
+RECALL = tuple(
+    (3000 * row + 2999 - 47 * i * (7 + row) % 2999, 3000 * row + 3000 - 47 * i * (7 + row) % 2999)
+    for i in range(64)
+    for row in (2, 0, 3, 1)
+    for _ in range(1 + (i % 9 == 0))
+)
+# What is left to outputs alone.
+PAIRS: dict[str, Any] = {"initial": False, "final": False}
 
 GPU_CASES = [
     Case(),
@@ -316,6 +368,25 @@ GPU_CASES = [
         lengths=(0, 1, 257, 64, 0, 712, 0), key_dim=64, value_dim=64, num_scales=4, asked=SPARSE,
         normalizer="none",
     ),
+    # pair by pair
+    Case(batch=4, length=3000, key_dim=64, value_dim=64, num_scales=12, asked=RECALL, **PAIRS),
+    Case(
+        batch=2, length=517, key_dim=64, value_dim=64, num_scales=12, asked=SPARSE, per_head=True,
+        normalizer="undecayed", include_self=False, **PAIRS,
+    ),
+    Case(
+        batch=2, length=517, key_dim=64, value_dim=32, num_scales=8, asked=SPARSE, read=False,
+        normalizer="none", **PAIRS,
+    ),
+    Case(
+        batch=3, length=700, key_dim=32, value_dim=64, num_scales=32, asked=SPARSE, fastest=1.7,
+        include_self=False, **PAIRS,
+    ),
+    Case(
+        batch=2, length=517, key_dim=40, value_dim=24, num_scales=1, asked=SPARSE[1:],
+        normalizer="undecayed", **PAIRS,
+    ),
+    Case(length=1034, key_dim=16, value_dim=16, num_scales=5, asked=SPARSE[::3], **PAIRS),
 ]  # fmt: skip
 
 # Ordered so that any third of them takes about as long as another.
@@ -361,6 +432,46 @@ INTERPRETER_CASES = [
         asked=((0, 1), (20, 22), (34, 35), (103, 104)),
     ),
     Case(heads=2, length=90, num_scales=3, normalizer="none", per_head=True, asked=((40, 42),)),
+    # pair by pair: rows with many, few and no readers, who come unsorted and twice
+    Case(
+        batch=3,
+        length=100,
+        key_dim=20,
+        value_dim=17,
+        num_scales=12,
+        per_head=True,
+        asked=((299, 300), (30, 70), (5, 6), (99, 100), (40, 42), *((299, 300),) * 20),
+        **PAIRS,
+    ),
+    Case(
+        heads=1,
+        batch=2,
+        length=96,
+        normalizer="undecayed",
+        include_self=False,
+        asked=((0, 1), (33, 34), (95, 98), (191, 192)),
+        **PAIRS,
+    ),
+    Case(
+        heads=1,
+        length=130,
+        value_dim=33,
+        num_scales=17,
+        normalizer="none",
+        read=False,
+        asked=((60, 68), (3, 4), (129, 130)),
+        **PAIRS,
+    ),
+    Case(heads=1, length=40, include_self=False, asked=((1, 40),), **PAIRS),
+    Case(heads=1, length=75, fastest=1.7, read=False, asked=((74, 75),), **PAIRS),
+    Case(
+        heads=1,
+        length=70,
+        num_scales=1,
+        normalizer="undecayed",
+        asked=((69, 70), (31, 33)),
+        **PAIRS,
+    ),
 ]
 
 

@@ -81,9 +81,10 @@ def retention(
             bfloat16 to at least 128). "auto" takes one of them if it is given.
         eps: eps_0 of eq. keyed-retrieval; take about 1e-6 for features of either sign, whose
             normaliser can come near zero.
-        asked: `[N]`, flat places b T + t of the only outputs that anybody will look at. The GPU
-            kernels then leave out blocks of positions without one, whose outputs are 0; gradients
-            must be 0 there, as they are where nobody looks.
+        asked: `[N]`, flat places b T + t of the only outputs that anybody will look at, in any
+            order; one that comes twice counts once. The GPU kernels then leave out others, whose
+            outputs are 0: all of them where places are few and no state comes or goes, else blocks
+            of positions without a place. Gradients must be 0 there, as they are where nobody looks.
 
     Sums and states are float32, float64 for float64 inputs, whatever autocast says. Gradients flow
     to every tensor argument and to the initial state.

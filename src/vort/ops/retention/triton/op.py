@@ -16,7 +16,8 @@ from vort.ops.retention.state import RetentionState
 
 from .backward import key_kernel, normalizer_kernel, query_kernel
 from .forward import output_kernel
-from .spans import Spans
+from .pairs import pairs_pay, retention_pairs
+from .spans import Spans, cdiv, rate_stride
 from .states import carry_kernel, state_kernel, weights_kernel
 
 __all__ = ["retention_triton"]
@@ -60,17 +61,11 @@ def retention_triton(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
         raise ValueError(f"K and V must be at most 256, got {q.shape[-1]} and {v.shape[-1]}")
     if write.shape[-1] > 32:
         raise ValueError(f"S must be at most 32, got {write.shape[-1]}")
+    if pairs_pay(inputs):
+        return retention_pairs(inputs), None
     G, b = (None if x is None else x.float() for x in (inputs.G, inputs.b))
     o, G_last, b_last = _retention(inputs._replace(G=G, b=b))
     return o, RetentionState(G_last, b_last) if inputs.output_final_state else None
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _rate_stride(log_decay: Tensor) -> int:
-    return log_decay.shape[-1] if log_decay.dim() == 2 else 0
 
 
 def _segments(programs: int, spans: int, span: int) -> int:
@@ -116,12 +111,12 @@ def _states(
     tiling, columns = p.tiling, p.tiling.state.columns
     matrices = (p.num_scales, p.key_dim, p.value_dim)
     vectors = (p.b_rows, p.key_dim)
-    key_blocks = _cdiv(p.key_dim, tiling.state_keys)
-    blocks = key_blocks * _cdiv(p.value_dim, columns) * _cdiv(p.num_scales, tiling.state_scales)
+    key_blocks = cdiv(p.key_dim, tiling.state_keys)
+    blocks = key_blocks * cdiv(p.value_dim, columns) * cdiv(p.num_scales, tiling.state_scales)
     blocks += key_blocks if p.normalizer else 0
     programs = p.sequences * p.heads * blocks
     segments = _segments(programs, p.slots // max(p.sequences, 1), tiling.span)
-    rate_stride = _rate_stride(log_decay)
+    rate_h = rate_stride(log_decay)
     common = p.common() | {
         "SB": p.b_rows, "SEGMENTS": segments, "FINE": FINE, "REVERSE": reverse,
     }  # fmt: skip
@@ -134,7 +129,7 @@ def _states(
         only_sums = sums[0] is not None
         launch(
             state_kernel, grid, x, y, weights, log_decay, shift, *states, *others, *start,
-            *last, *sums, grad, p.cu, p.seq_span, p.length, p.spans, rate_stride,
+            *last, *sums, grad, p.cu, p.seq_span, p.length, p.spans, rate_h,
             SP=tiling.scales, SG=tiling.state_scales, BK=tiling.state_keys, BV=columns,
             BL=tiling.state_rows, SUMS=only_sums, TO_END=keep_last,
             HAS_SHIFT=shift is not None, HAS_FIRST=start[0] is not None,
@@ -145,7 +140,7 @@ def _states(
     weights = x.new_empty(p.slots, p.heads, p.num_scales, tiling.span, dtype=torch.float32)
     launch(
         weights_kernel, p.slots * p.heads * (tiling.span // tiling.state_rows),
-        log_decay, weight, weights, p.table, p.length, p.spans, rate_stride,
+        log_decay, weight, weights, p.table, p.length, p.spans, rate_h,
         H=p.heads, S=p.num_scales, SP=tiling.scales, SPAN=tiling.span, BL=tiling.state_rows,
         REVERSE=reverse, HAS_WEIGHT=weight is not None, VARLEN=p.cu is not None, tile=ROWWISE,
     )  # fmt: skip
@@ -159,11 +154,11 @@ def _states(
         walk(programs * parts, NOTHING, NOTHING, NOTHING, sums)
         carry = new(p.sequences, p.heads, segments)
         rows, size = p.sequences * p.heads, p.key_dim * p.value_dim
-        folds = rows * p.num_scales * _cdiv(size, FOLD.columns)
-        more = rows * p.b_rows * _cdiv(p.key_dim, FOLD.columns)
+        folds = rows * p.num_scales * cdiv(size, FOLD.columns)
+        more = rows * p.b_rows * cdiv(p.key_dim, FOLD.columns)
         launch(
             carry_kernel, folds + more, *sums, *first, *carry, log_decay, p.cu, p.length,
-            rate_stride, folds, BC=FOLD.columns, HAS_FIRST=first[0] is not None, tile=FOLD,
+            rate_h, folds, BC=FOLD.columns, HAS_FIRST=first[0] is not None, tile=FOLD,
             **common,
         )  # fmt: skip
     states = new(p.slots, p.heads, dtype=x.dtype)
@@ -193,9 +188,9 @@ def _forward(inputs: Inputs) -> Tensors:
     den = v.new_empty(v.shape[:-1], dtype=torch.float32) if p.normalizer else None
     columns, wanted = p.tiling.output.columns, p.wanted(inputs.asked)
     launch(
-        output_kernel, p.row_blocks * p.heads * _cdiv(p.value_dim, columns),
+        output_kernel, p.row_blocks * p.heads * cdiv(p.value_dim, columns),
         q, k, v, write, read, log_decay, states.G, states.b, o, den, p.table, wanted, p.length,
-        p.spans, _rate_stride(log_decay), inputs.eps,
+        p.spans, rate_stride(log_decay), inputs.eps,
         BV=columns, HAS_READ=read is not None,
         tile=p.tiling.output, **p.block(),
     )  # fmt: skip
@@ -224,7 +219,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     do, dG_last, db_last = (dense(x) for x in grads)
     inputs = _dense(inputs)
     q, k, v, write, log_decay, read, G_first, b_first, *_ = inputs
-    p, decay_grad, rate_stride = Spans.of(inputs), needs[4], _rate_stride(log_decay)
+    p, decay_grad, rate_h = Spans.of(inputs), needs[4], rate_stride(log_decay)
     tiling = p.tiling
     do = torch.zeros_like(v) if do is None else do
     scaled = shift = by_span = None
@@ -233,7 +228,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         by_span = den.new_empty(p.slots, p.heads, tiling.span)
         if p.value_dim > NORMALIZED_BY_QUERIES:
             launch(
-                normalizer_kernel, _cdiv(den.numel(), 32),
+                normalizer_kernel, cdiv(den.numel(), 32),
                 o, do, den, scaled, shift, den.numel(), inputs.eps,
                 V=p.value_dim, BV=power_of_two(p.value_dim), BR=32, tile=ROWWISE,
             )  # fmt: skip
@@ -252,7 +247,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     launch(
         query_kernel, p.row_blocks * p.heads,
         q, k, v, write, read, log_decay, G, b, o if scaled is not None else None, do, den, scaled,
-        shift, by_span, dq, dread, row_part, p.table, wanted, p.length, p.spans, rate_stride,
+        shift, by_span, dq, dread, row_part, p.table, wanted, p.length, p.spans, rate_h,
         inputs.eps, BV=tiling.query.columns, tile=tiling.query, **flags,
     )  # fmt: skip
     do = do if scaled is None else scaled
@@ -263,7 +258,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     )  # fmt: skip
     del G, b, found, kept
     dk, dv, dwrite = torch.empty_like(k), torch.empty_like(v), torch.empty_like(write)
-    blocks = _cdiv(p.value_dim, tiling.key.columns)
+    blocks = cdiv(p.value_dim, tiling.key.columns)
     # one value block: both at once; several: keys walk over them, values have a program each
     for keys, values, programs in (
         [(True, True, 1)] if blocks == 1 else [(True, False, 1), (False, True, blocks)]
@@ -271,7 +266,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         launch(
             key_kernel, p.row_blocks * p.heads * programs,
             q, k, v, write, read, log_decay, R, rb, do, by_span, dk, dv, dwrite, column_part,
-            p.table, wanted, p.length, p.spans, rate_stride, KEYS=keys, VALUES=values,
+            p.table, wanted, p.length, p.spans, rate_h, KEYS=keys, VALUES=values,
             BV=tiling.key.columns, tile=tiling.key, **flags,
         )  # fmt: skip
     dlog_decay = None

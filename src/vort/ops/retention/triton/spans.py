@@ -13,9 +13,19 @@ from torch import Tensor
 from vort.ops.gpu.launcher import Tile, power_of_two
 from vort.ops.retention.inputs import Inputs, b_rows, count_sequences
 
-__all__ = ["Spans", "Tiling", "choose_tiling"]
+__all__ = ["Spans", "Tiling", "cdiv", "choose_tiling", "rate_stride"]
 
 NORMALIZER_CODES = {"none": 0, "decayed": 1, "undecayed": 2}
+
+
+def cdiv(a: int, b: int) -> int:
+    """How many of b hold a."""
+    return -(-a // b)
+
+
+def rate_stride(log_decay: Tensor) -> int:
+    """From one head's rates to the next one's; 0: all heads share them."""
+    return log_decay.shape[-1] if log_decay.dim() == 2 else 0
 
 
 @dataclass(frozen=True)
