@@ -1,7 +1,8 @@
 """What every task promises, and random numbers by name."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,6 +48,25 @@ def test_a_sequence_does_not_depend_on_its_batch(task: GeneratedTask, data: st.D
         alone = task.batch("test", [index])
         for name, tensor in alone.items():
             assert torch.equal(tensor[0], together[name][row])
+
+
+@pytest.mark.parametrize("train", [5, None])
+def test_a_sequence_that_was_drawn_before_is_the_same_again(train: int | None) -> None:
+    task = make_task("zipf_retrieval", length=200, pairs=8, keys=16, train_sequences=train)
+    assert isinstance(task, GeneratedTask)
+    drawn: list[int] = []
+
+    def row(own: GeneratedTask, split: Any, index: int) -> Row:
+        drawn.append(index)
+        return own.draw(stream(own.seed, own.name, split, index))
+
+    with mock.patch.object(GeneratedTask, "row", row):
+        first, again = task.batch("train", [3, 1]), task.batch("train", [1, 3])
+    for name, x in first.items():
+        assert torch.equal(x, again[name].flip(0))  # type: ignore[literal-required]
+    assert first["input_ids"][0].tolist() == task.row("train", 3).tokens.tolist()
+    # A split without end is never gone through again: nothing of it is kept.
+    assert drawn == ([3, 1] if train else [3, 1, 1, 3])
 
 
 @every_task

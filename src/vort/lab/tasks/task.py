@@ -10,6 +10,7 @@ counts of its own, and streams of different splits have different keys.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypedDict, get_args
 from zlib import crc32
@@ -42,6 +43,8 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 # What cross-entropy leaves out, by PyTorch's convention.
 IGNORED = -100
+# A training split of up to so many sequences, and tokens, is kept once it was drawn: 100 MB.
+KEPT, KEPT_TOKENS = 1 << 13, 5 * 10**7
 Integers = NDArray[np.int64]
 # Every task there is by name: a class that has a name is one.
 TASKS: dict[str, type["Task"]] = {}
@@ -228,8 +231,10 @@ class GeneratedTask(Task):
         # Small types: at 10,000 positions, fresh memory costs more than what is drawn.
         sources = np.full(shape, -1, dtype=np.int32)
         buckets = np.full(shape, -1, dtype=np.int8)
+        size = self.size(split) if split == "train" else None
+        again = size is not None and size <= KEPT and size * self.length <= KEPT_TOKENS
         for b, index in enumerate(indices):
-            row = self.row(split, index)
+            row = _kept_row(self, split, index) if again else self.row(split, index)
             tokens[b] = row.tokens
             labels[b, row.queries] = row.labels
             sources[b, row.queries] = row.sources
@@ -241,6 +246,14 @@ class GeneratedTask(Task):
             "buckets": torch.from_numpy(buckets),
             "sources": torch.from_numpy(sources),
         }
+
+
+@lru_cache(maxsize=KEPT)
+def _kept_row(task: GeneratedTask, split: Split, index: int) -> Row:
+    """A sequence of a split that is gone through many times: drawing takes longer than copying."""
+    row = task.row(split, index)
+    narrow = np.int16 if task.vocab_size <= np.iinfo(np.int16).max else np.int32
+    return row._replace(tokens=row.tokens.astype(narrow))
 
 
 def bucket_names(bounds: Sequence[int]) -> tuple[str, ...]:
