@@ -7,6 +7,7 @@ first where they are bfloat16). Errors are `|x - truth| / |truth|`, NaN never pa
 import math
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -206,6 +207,15 @@ def added_elsewhere(device: str) -> dict[str, int]:
     return found
 
 
+def errors_in_few_parts(device: str) -> dict[str, float]:
+    """Errors pair by pair where a part has several blocks, as where there are many programs."""
+    from vort.ops.retention.triton import pairs
+
+    case = Case(heads=1, length=170, asked=((3, 5), (97, 98), (150, 170)), **PAIRS)
+    with mock.patch.object(pairs, "RESIDENT", 6):  # three parts of two blocks
+        return relative_errors(case, torch.float32, device, 0)
+
+
 def compiled_difference(device: str) -> float:
     """Relative difference of gradients with and without `torch.compile(fullgraph=True)`.
 
@@ -386,7 +396,12 @@ GPU_CASES = [
         batch=2, length=517, key_dim=40, value_dim=24, num_scales=1, asked=SPARSE[1:],
         normalizer="undecayed", **PAIRS,
     ),
-    Case(length=1034, key_dim=16, value_dim=16, num_scales=5, asked=SPARSE[::3], **PAIRS),
+    Case(length=1034, num_scales=5, normalizer="none", asked=SPARSE[::3], **PAIRS),
+    # so many programs that a part has several blocks
+    Case(
+        batch=8, length=700, heads=12, key_dim=32, value_dim=32, num_scales=4, **PAIRS,
+        asked=tuple((place, place + 1) for place in range(13, 5600, 87)),
+    ),
 ]  # fmt: skip
 
 # Ordered so that any third of them takes about as long as another.

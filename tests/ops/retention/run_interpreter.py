@@ -14,6 +14,7 @@ from tests.ops.retention.fused import (
     STEP_CASES,
     added_elsewhere,
     compiled_difference,
+    errors_in_few_parts,
     relative_errors,
     slow_decay_error,
     step_errors,
@@ -29,6 +30,8 @@ def main(part: int, parts: int) -> None:
     for seed, case in enumerate(INTERPRETER_CASES):
         if seed % parts == part:
             found[case.name] = relative_errors(case, torch.float32, "cpu", seed)
+    if part == 0:
+        found["few parts"] = errors_in_few_parts("cpu")
     if part == parts - 1:
         for case in STEP_CASES:
             found[f"step {case.name}"] = step_errors(case, torch.float32, "cpu", 0)
