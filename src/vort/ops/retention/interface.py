@@ -85,6 +85,8 @@ def retention(
             order; one that comes twice counts once. The GPU kernels then leave out others, whose
             outputs are 0: all of them where places are few and no state comes or goes, else blocks
             of positions without a place. Gradients must be 0 there, as they are where nobody looks.
+            Places that lie in no sequence are refused, but on a GPU, where asking would mean
+            waiting: there they count for nothing, or stop the device.
 
     Sums and states are float32, float64 for float64 inputs, whatever autocast says. Gradients flow
     to every tensor argument and to the initial state.
