@@ -437,14 +437,9 @@ def token_kernel(
             dp = da * w
             if NORM == 2:
                 dp += tl.where(tl.trans(near_lags(t[:, None], n * BT, SELF, BT)[1]), shiftt, 0.0)
-            dpt = dp.to(dtype)
-            dkt = tl.dot(dpt, qt, dkt, input_precision=PREC)
-            dqt = tl.dot(tl.trans(kt), dpt, input_precision=PREC)
-            if dtype != tl.float32:
-                # the largest terms of a sum that nearly cancels where keys have a mean: more bits
-                rest = (dp - dpt.to(tl.float32)).to(dtype)
-                dqt = tl.dot(tl.trans(kt), rest, dqt, input_precision=PREC)
-            dqt = tl.trans(dqt)
+            dp = dp.to(dtype)
+            dkt = tl.dot(dp, qt, dkt, input_precision=PREC)
+            dqt = tl.trans(tl.dot(tl.trans(kt), dp, input_precision=PREC))
             place = PARTS * N.to(tl.int64) + r0
             store_rows(dq, dqt, place, middle - r0, h, H, 0, K, NEAR, BK)
             if HAS_READ:
