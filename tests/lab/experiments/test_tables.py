@@ -201,8 +201,8 @@ def test_free_writes_are_claimed_by_themselves_and_under_every_condition() -> No
         return (0.95 if ahead else level.get(cell.model, 0.5)) + 0.001 * cell.seed
 
     summary = EXPERIMENTS["pilot"].summarise([fake(c, accuracy(c)) for c in cells], "paper")
-    claims = {c.states: c.verdict for c in summary.verdicts if "linear time" in c.states}
-    who = "is better at long lags than every rival that trains in linear time"
+    claims = {c.states: c.verdict for c in summary.verdicts if "same gates" in c.states}
+    who = "is better at long lags than every rival with as much state and the same gates"
     for beta, holds in (("", False), (", beta 1.5", True), (", beta 2.0", False)):
         found = claims[f"VORT (ours) {who}{beta}"]
         assert found == ("holds" if holds else "does not hold")

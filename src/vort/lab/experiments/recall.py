@@ -256,20 +256,21 @@ def _own_claims(
 ) -> list[Claim]:
     """VORT against every rival that trains in linear time, and against those of its own means.
 
-    Its variants are no rivals: what they say is in the ablations. With free writes it is held
-    against the same rivals, one that writes as freely among them.
+    Its variants are no rivals: what they say is in the ablations. With free writes, and under other
+    conditions than the first, it is held against its equals alone: one that writes as freely is
+    among them.
 
     under: words for the condition, where it is not the first.
     """
     claims = []
     rivals = [row for row in found if not row.startswith("vort") and row not in QUADRATIC]
+    if "vort" in found and not under:
+        who = "every rival that trains in linear time"
+        claims += _lead(found, "vort", rivals, who, long, table)
     for ours in (row for row in ("vort", "vort_free") if row in found):
         equals = [row for row in rivals if _is_equal(found[row][0], found[ours][0])]
-        for members, who in (
-            (rivals, "every rival that trains in linear time"),
-            (equals, "every rival with as much state and the same gates"),
-        ):
-            claims += _lead(found, ours, members, f"{who}{under}", long, table)
+        who = f"every rival with as much state and the same gates{under}"
+        claims += _lead(found, ours, equals, who, long, table)
     return claims
 
 
