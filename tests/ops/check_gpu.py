@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ from tests.ops.retention.fused import (  # noqa: E402
 )
 from tests.ops.rms_norm import cases as norms  # noqa: E402
 from tests.ops.short_convolution import cases as heads  # noqa: E402
+from vort.lab.report.provenance import plain_command  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 CHECKS = PRODUCTS | GPU_CHECKS
@@ -142,7 +142,7 @@ def about(seed: int, wanted: int) -> dict[str, object]:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "command": shlex.join(["python", "tests/ops/check_gpu.py", *sys.argv[1:]]),
+        "command": f"python tests/ops/{plain_command(sys.argv)}",
         "commit": os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT"),
         "bounds": {str(dtype).split(".")[-1]: bound for dtype, bound in BOUNDS.items()},
         "seed": seed,

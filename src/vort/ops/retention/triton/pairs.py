@@ -101,6 +101,21 @@ def near_lags(t, c0, SELF: tl.constexpr, BT: tl.constexpr):
     return tl.maximum(lag, 0).to(tl.float32), lag >= (0 if SELF else 1)
 
 
+@triton.jit
+def whose(pid, first, BLOCKS, PARTS, STRIDES, H: tl.constexpr):
+    """Of a program that walks over a part: head, turn, part, row, the row's first reader and end.
+
+    It takes every STRIDES-th block of the row's readers, from its turn on.
+    """
+    h = pid % H
+    turn = (pid // H) % STRIDES
+    part = (pid // (H * STRIDES)) % PARTS
+    b = (pid // (H * STRIDES * PARTS)).to(tl.int64)
+    begin = tl.load(first + b * BLOCKS)
+    end = uniform(tl.load(first + (b + 1) * BLOCKS))
+    return h, turn, part, b, begin, end
+
+
 @triton.jit(do_not_specialize=["T", "N", "rate_h", "BLOCKS", "PARTS", "PART", "STRIDES"])
 def far_kernel(
     q, k, v, write, read, log_decay, spots, first, num, den,
@@ -115,12 +130,7 @@ def far_kernel(
     row's readers; parts that begin after a reader's blocks are left out.
     """
     pid = tl.program_id(0)
-    h = pid % H
-    turn = (pid // H) % STRIDES
-    part = (pid // (H * STRIDES)) % PARTS
-    b = (pid // (H * STRIDES * PARTS)).to(tl.int64)
-    begin = tl.load(first + b * BLOCKS)
-    end = uniform(tl.load(first + (b + 1) * BLOCKS))
+    h, turn, part, b, begin, end = whose(pid, first, BLOCKS, PARTS, STRIDES, H)
     scales = tl.arange(0, SP)
     rates = load_rates(log_decay, h, rate_h, scales, S)
     leave = leaving(rates, BT)
@@ -272,12 +282,7 @@ def reader_kernel(
     """
     BY_SCALE: tl.constexpr = HAS_READ or DECAY_GRAD
     pid = tl.program_id(0)
-    h = pid % H
-    turn = (pid // H) % STRIDES
-    part = (pid // (H * STRIDES)) % PARTS
-    b = (pid // (H * STRIDES * PARTS)).to(tl.int64)
-    begin = tl.load(first + b * BLOCKS)
-    end = uniform(tl.load(first + (b + 1) * BLOCKS))
+    h, turn, part, b, begin, end = whose(pid, first, BLOCKS, PARTS, STRIDES, H)
     at = tl.arange(0, BR)
     scales = tl.arange(0, SP)
     rates = load_rates(log_decay, h, rate_h, scales, S)
