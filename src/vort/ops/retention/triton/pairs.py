@@ -49,8 +49,8 @@ NEAR, AFTER = 16, 32
 SETTLED = 4
 # Programs of a walk over tokens for a large GPU.
 RESIDENT = 1050
-# Keys and values of a head that the tokens' kernel has registers for.
-WIDEST = 64
+# Keys and values of a head, and scales, that the tokens' kernel has registers for.
+WIDEST, MOST_SCALES = 64, 32
 # Readers of a row up to which pairs are always the cheaper way.
 FEW = 64
 
@@ -468,9 +468,9 @@ def pairs_pay(inputs: Inputs) -> bool:
     if inputs.G is not None or inputs.output_final_state:
         return False
     (batch, _, _, keys), values = inputs.k.shape, inputs.v.shape[3]
-    if max(keys, values) > WIDEST:
-        return False
     scales, more = inputs.write.shape[3], inputs.asked.shape[0] - FEW * batch
+    if max(keys, values) > WIDEST or scales > MOST_SCALES:
+        return False
     return 4 * more * (keys + values + 2 * scales) <= batch * scales * keys * values
 
 
