@@ -2,15 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from unittest import mock
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from tests.lab.training.tiny import TASK
-from vort.lab.tasks import IGNORED, Batch, Split
-from vort.lab.training.data import Pieces, compact, fill_up, keep_batches, load, step_indices
+from vort.lab.tasks import IGNORED, Batch, LabelCopy, Split, Task
+from vort.lab.training.data import (
+    HeldSplit,
+    Pieces,
+    UnequalError,
+    compact,
+    fill_up,
+    keep_batches,
+    load,
+    step_indices,
+)
 from vort.lab.training.scorer import Scorer
 
 
@@ -118,3 +129,39 @@ def test_batches_that_are_filled_up_have_few_shapes_and_the_same_loss() -> None:
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
     assert shapes == {1, 8, 16, 32, 60}
+
+
+@pytest.mark.parametrize("task", [TASK, LabelCopy(length=80, entities=3, mentions=2)])
+def test_a_split_that_is_held_gives_what_is_drawn_anew(task: Task) -> None:
+    held = HeldSplit(task, "train", torch.device("cpu"))
+    for indices in ([5, 2, 9], [2, 5, 7, 2], [9]):
+        found, anew = held.batch(indices), compact(task.batch("train", indices))
+        assert list(found) == list(anew)
+        for name, x in anew.items():
+            assert torch.equal(found[name], x), name
+            assert found[name].dtype == x.dtype
+
+
+def test_a_held_split_draws_a_sequence_once() -> None:
+    task = mock.Mock(wraps=TASK, vocab_size=TASK.vocab_size)
+    held = HeldSplit(task, "train", torch.device("cpu"))
+    for indices in ([3, 1], [1, 4], [3, 4, 1]):
+        held.batch(indices)
+    assert [call.args[1] for call in task.batch.call_args_list] == [[3, 1], [4]]
+
+
+def test_a_held_split_refuses_rows_that_ask_at_other_numbers_of_positions() -> None:
+    class Ragged(type(TASK)):  # type: ignore[misc]
+        def batch(self, split: Split, indices: Sequence[int]) -> Batch:
+            found: Batch = super().batch(split, indices)
+            for row, index in enumerate(indices):
+                if index == 3:
+                    asked = (found["labels"][row] != IGNORED).nonzero()
+                    found["labels"][row, asked[0]] = IGNORED
+            return found
+
+    ragged = Ragged(**{x.name: getattr(TASK, x.name) for x in fields(TASK)})
+    for first, then in (([1, 2], [3]), ([2, 3], [1])):
+        held = HeldSplit(ragged, "train", torch.device("cpu"))
+        with pytest.raises(UnequalError):
+            [held.batch(indices) for indices in (first, then)]

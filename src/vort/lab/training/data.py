@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +14,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from vort.lab.tasks import IGNORED, Batch, Split, Task
 
-__all__ = ["Pieces", "compact", "fill_up", "keep_batches", "load", "step_indices"]
+__all__ = [
+    "HeldSplit",
+    "Pieces",
+    "UnequalError",
+    "compact",
+    "fill_up",
+    "keep_batches",
+    "load",
+    "step_indices",
+]
+
+# Tokens of a training split that a GPU keeps.
+ON_DEVICE = 10**8
 
 
 def step_indices(step: int, batch_size: int, size: int | None, seed: int) -> list[int]:
@@ -146,6 +159,63 @@ def _bytes(batch: dict[str, Tensor]) -> int:
     return sum(x.numel() * x.element_size() for x in batch.values())
 
 
+class UnequalError(Exception):
+    """A sequence asks at more or fewer positions than others: rows of one length do not hold it."""
+
+
+class HeldSplit:
+    """A split's sequences, compact, on the device: each is drawn once, and batches are made there.
+
+    A model as small as those of the recall tables takes less time for a step than processes take
+    to hand over a batch of long sequences.
+    """
+
+    def __init__(self, task: Task, split: Split, device: torch.device) -> None:
+        size = task.size(split)
+        if size is None:
+            raise ValueError(f"split must end to be held, and {split!r} of {task.name} does not")
+        self.task, self.split, self.size, self.device = task, split, size, device
+        self.known = np.zeros(size, dtype=bool)
+        self.held: dict[str, Tensor] = {}
+        self.length = 0
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """What `compact` makes of these sequences; `UnequalError` where rows do not hold them."""
+        self._draw([index for index in dict.fromkeys(indices) if not self.known[index]])
+        rows = torch.tensor(indices).to(self.device, non_blocking=True)
+        found = {name: x[rows].long() for name, x in self.held.items()}
+        starts = torch.arange(len(indices), device=self.device)[:, None] * self.length
+        found["positions"] += starts
+        for name in ("positions", "targets", "buckets"):
+            found[name] = found[name].flatten()
+        return found
+
+    def _draw(self, indices: list[int]) -> None:
+        if not indices:
+            return
+        new = compact(self.task.batch(self.split, indices))
+        count, self.length = new["input_ids"].shape
+        row = new["positions"] // self.length
+        each = torch.bincount(row, minlength=count)
+        wanted = self.held["targets"].shape[1] if self.held else int(each[0])
+        if not wanted or (each != wanted).any():
+            raise UnequalError
+        new["positions"] = new["positions"] - row * self.length
+        new = {name: x.view(count, -1) for name, x in new.items()}
+        if not self.held:
+            self.held = {name: self._room(name, x) for name, x in new.items()}
+        where = torch.tensor(indices, device=self.device)
+        for name, x in new.items():
+            self.held[name][where] = x.to(self.held[name].dtype).to(self.device)
+        self.known[indices] = True
+
+    def _room(self, name: str, like: Tensor) -> Tensor:
+        """In the narrowest type that holds all there may be."""
+        small = name == "entity_mask" or (name == "input_ids" and self.task.vocab_size < 1 << 15)
+        dtype = torch.int16 if small else torch.int32
+        return torch.zeros(self.size, like.shape[1], dtype=dtype, device=self.device)
+
+
 class _Batches(Dataset[dict[str, Tensor]]):
     """Batches of a task by number."""
 
@@ -168,7 +238,20 @@ def load(
     workers: int = 0,
     filled: bool = False,
 ) -> Iterator[dict[str, Tensor]]:
-    """Compact batches on the device, one for each group of indices; `filled`: see `fill_up`."""
+    """Compact batches on the device, one for each group of indices; `filled`: see `fill_up`.
+
+    On a GPU a training split that is gone through many times is kept there.
+    """
+    done, size = 0, task.size(split)
+    again = split == "train" and size is not None and size * task.length <= ON_DEVICE
+    if again and device.type == "cuda":
+        held = HeldSplit(task, split, device)
+        # All of one shape as they are.
+        with suppress(UnequalError):
+            for done, group in enumerate(groups):  # noqa: B007  # what is left, if not all
+                yield held.batch(group)
+            return
+        groups = [groups[number] for number in range(done, len(groups))]
     loader = DataLoader(
         _Batches(task, split, groups, filled),
         batch_size=None,
