@@ -401,6 +401,15 @@ GPU_CASES = [
         normalizer="undecayed", **PAIRS,
     ),
     Case(length=1034, num_scales=5, normalizer="none", asked=SPARSE[::3], **PAIRS),
+    # the printed banks' many scales, in groups, and the ones that their normaliser is made of
+    Case(
+        batch=2, length=517, key_dim=64, value_dim=64, num_scales=136, asked=SPARSE, read=False,
+        **PAIRS,
+    ),
+    Case(
+        batch=2, length=517, key_dim=64, value_dim=1, num_scales=28, asked=SPARSE, read=False,
+        normalizer="none", **PAIRS,
+    ),
     # so many programs that a part has several blocks
     Case(
         batch=8, length=700, heads=12, key_dim=32, value_dim=32, num_scales=4, **PAIRS,

@@ -49,8 +49,8 @@ NEAR, AFTER = 16, 32
 SETTLED = 4
 # Programs of a walk over tokens for a large GPU.
 RESIDENT = 1050
-# Keys and values of a head, and scales, that the tokens' kernel has registers for.
-WIDEST, MOST_SCALES = 64, 32
+# Keys and values of a head that the tokens' kernel has registers for.
+WIDEST = 64
 # Readers of a row up to which pairs are always the cheaper way.
 FEW = 64
 
@@ -442,9 +442,14 @@ def token_kernel(
             dp = da * w
             if NORM == 2:
                 dp += tl.where(tl.trans(near_lags(t[:, None], n * BT, SELF, BT)[1]), shiftt, 0.0)
-            dp = dp.to(dtype)
-            dkt = tl.dot(dp, qt, dkt, input_precision=PREC)
-            dqt = tl.trans(tl.dot(tl.trans(kt), dp, input_precision=PREC))
+            dpt = dp.to(dtype)
+            dkt = tl.dot(dpt, qt, dkt, input_precision=PREC)
+            dqt = tl.dot(tl.trans(kt), dpt, input_precision=PREC)
+            if dtype != tl.float32:
+                # the largest terms of a sum that nearly cancels where keys have a mean: more bits
+                rest = (dp - dpt.to(tl.float32)).to(dtype)
+                dqt = tl.dot(tl.trans(kt), rest, dqt, input_precision=PREC)
+            dqt = tl.trans(dqt)
             place = PARTS * N.to(tl.int64) + r0
             store_rows(dq, dqt, place, middle - r0, h, H, 0, K, NEAR, BK)
             if HAS_READ:
@@ -468,9 +473,9 @@ def pairs_pay(inputs: Inputs) -> bool:
     if inputs.G is not None or inputs.output_final_state:
         return False
     (batch, _, _, keys), values = inputs.k.shape, inputs.v.shape[3]
-    scales, more = inputs.write.shape[3], inputs.asked.shape[0] - FEW * batch
-    if max(keys, values) > WIDEST or scales > MOST_SCALES:
+    if max(keys, values) > WIDEST:
         return False
+    scales, more = inputs.write.shape[3], inputs.asked.shape[0] - FEW * batch
     return 4 * more * (keys + values + 2 * scales) <= batch * scales * keys * values
 
 
