@@ -1,7 +1,7 @@
 """Shapes and places to check, and the relative error of the output and every gradient.
 
-The truth is gated linear attention's own definition in float64, every pair of positions, on the very
-inputs the kernels get (rounded to bfloat16 first where they are bfloat16). Errors are
+The truth is the definition of gated linear attention in float64, every pair of positions, on the
+very inputs the kernels get (rounded to bfloat16 first where they are bfloat16). Errors are
 `|x - truth| / |truth|`, NaN never passes.
 """
 
@@ -25,8 +25,8 @@ LONGEST = 300
 class GatedCase(NamedCase):
     """One call of the op.
 
-    asked: of each sequence; or places by name: "ends" are its first and last two tokens, "one row"
-    leaves all other sequences without any, "twice" has some of them twice, "none" has no places.
+    asked: of each sequence so many, in no order; or by name: its first two tokens and its last two
+    ("ends"), some of the last sequence alone ("one row"), some that come again ("twice"), "none".
     """
 
     batch: int = 2

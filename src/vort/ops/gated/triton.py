@@ -4,17 +4,17 @@
 
 Places cut a sequence into segments, and these are walked in blocks of BT tokens, the last of which
 ends at the place. Within a block all is turned, features by tokens: a gate's logit is a product,
-what a token has left at the block's end a product with a matrix of zeros and ones, and the state
-takes up a block by one more. At a place the state is read, and kept for the backward.
+what a token has left at the block's end comes of a product with a matrix of zeros and ones, and the
+state takes up a block by one more. At a place the state is read, and kept for the backward.
 
 Backward: the gradient of the state is carried from right to left. With dG_t the gradient of G_t,
-that of the log gate is Σ_v dG_t e^{g_t} G_{t-1} = Σ_v dG_t G_t - k_t dk_t, of each feature. From one
+that of the log gate is Σ_v dG_t e^{g_t} G_{t-1} = Σ_v dG_t G_t - k_t dk_t for each feature. From a
 token to the one before, Σ_v dG G loses k_t dk_t alone; at a place it is summed anew from the state
 that was kept, so that no error is carried past it. It is a small difference of large numbers, and
 so both are made of the same rounded keys, and what is multiplied by these is rounded twice as fine.
 
-Nothing is added atomically, and launches depend on shapes alone. A state that comes twice, or lies
-in no sequence, is none of the kernels' concern: the first is read twice, the latter gives zeros.
+Nothing is added atomically, and launches depend on shapes alone. A place that comes twice is read
+twice; one that lies in no sequence reads zeros.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,14 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import load_flipped, load_rows, narrow, store_rows, uniform, widen
+from vort.ops.gpu.parts import ON_GPU, load_flipped, load_rows, narrow, store_rows, uniform, widen
 
 from . import GatedInputs, gated_of_asked_exact
 
 __all__ = ["gated_walk"]
 
+# Tokens of a block: with 64 a program of the backward has too few registers.
+TOKENS = 32
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below, a logarithm of 1 + e is summed: 1 + e has lost digits of e.
 SMALL = tl.constexpr(1 / 64)
@@ -50,16 +52,52 @@ def fine_dot(x, y, PREC: tl.constexpr):
 
 
 @triton.jit
+def power_of_2(x):
+    """2^x in one instruction: what has no normal number is 0."""
+    if ON_GPU:
+        x = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        x = tl.exp2(x)
+    return x
+
+
+@triton.jit
+def log_2(x):
+    """log2 of a number from 1 to 2 in one instruction, wrong by up to 2^-22."""
+    if ON_GPU:
+        x = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        x = tl.log2(x)
+    return x
+
+
+@triton.jit
+def inverse(x):
+    """1 / x in one instruction, to the last bit but one."""
+    if ON_GPU:
+        x = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        x = 1.0 / x
+    return x
+
+
+@triton.jit
 def log_gates(w, bias, rt, n, rate, BT: tl.constexpr, PREC: tl.constexpr):
     """Of n tokens, ``[BD, BT]``: log2 of the gates, 0 beyond them; what a logit's change does.
 
-    rate: what the logarithm of a sigmoid is multiplied by.
+    bias: in base 2 already; rate: what the logarithm of a sigmoid is multiplied by.
     """
-    z = tl.dot(w, rt, input_precision=PREC) + bias[:, None]
-    e = tl.exp2(-tl.abs(z) * LOG2E)
-    series = e * (1.0 - e * (0.5 - e * (0.33333334 - e * 0.25))) * LOG2E
-    g = tl.minimum(z, 0.0) * LOG2E - tl.where(e < SMALL, series, tl.log2(1.0 + e))
-    slope = tl.where(z < 0, 1.0, e) / (1.0 + e)
+    z = tl.dot(w, rt, input_precision=PREC) * LOG2E + bias[:, None]
+    e = power_of_2(-tl.abs(z))
+    series = e * (LOG2E - e * (LOG2E / 2 - e * (LOG2E / 3 - e * (LOG2E / 4))))
+    g = tl.minimum(z, 0.0) - tl.where(e < SMALL, series, log_2(1.0 + e))
+    slope = tl.where(z < 0, 1.0, e) * inverse(1.0 + e)
     real = (tl.arange(0, BT) < n)[None, :]
     return tl.where(real, g * rate, 0.0), tl.where(real, slope * rate, 0.0)
 
@@ -72,8 +110,8 @@ def faded(kt, g, PREC: tl.constexpr, BT: tl.constexpr):
     """
     at = tl.arange(0, BT)
     later = tl.where(at[:, None] > at[None, :], 1.0, 0.0).to(kt.dtype)
-    left = tl.exp2(fine_dot(g, later, PREC))
-    return narrow(widen(kt) * left, kt.dtype), left, tl.exp2(tl.sum(g, axis=1))
+    left = power_of_2(fine_dot(g, later, PREC))
+    return narrow(widen(kt) * left, kt.dtype), left, power_of_2(tl.sum(g, axis=1))
 
 
 @triton.jit
@@ -81,13 +119,13 @@ def load_weights(
     weight, bias, state, dtype: tl.constexpr,
     D: tl.constexpr, R: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """What makes one state's logits of r, ``[BD, BR]`` and ``[BD]``."""
+    """What makes one state's logits of r, ``[BD, BR]`` and ``[BD]``, the latter in base 2."""
     d = tl.arange(0, BD)
     c = tl.arange(0, BR)
     mask = (d[:, None] < D) & (c[None, :] < R)
     w = tl.load(weight + (state * D + d)[:, None] * R + c[None, :], mask=mask, other=0.0)
     shift = tl.load(bias + state * D + d, mask=d < D, other=0.0)
-    return w.to(dtype), shift.to(tl.float32)
+    return w.to(dtype), shift.to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -124,7 +162,7 @@ def read_kernel(
             token = b * T + t0
             left = stop - t0
             rt = load_flipped(r, token, left, 0, 1, 0, R, BT, BR)
-            kt = load_flipped(k, token, left, h, H, 0, D, BT, BD)
+            kt = tl.trans(load_rows(k, token, left, h, H, 0, D, BT, BD))
             vt = load_rows(v, token, left, h, H, 0, V, BT, BV)
             g, _ = log_gates(w, shift, rt, left, rate, BT, PREC)
             kk, _, kept = faded(kt, g, PREC, BT)
@@ -200,17 +238,17 @@ def back_kernel(
             both += dtotal * total
         tl.store(dq + at * D + d, dqt.to(dq.dtype.element_ty), mask=d < D)
         blocks = tl.cdiv(stop - start, BT)
-        for block in range(0, blocks):
+        for block in range(blocks):
             t0 = start + (blocks - 1 - block) * BT
             token = b * T + t0
             left = stop - t0
             rt = load_flipped(r, token, left, 0, 1, 0, R, BT, BR)
-            kt = load_flipped(k, token, left, h, H, 0, D, BT, BD)
+            kt = tl.trans(load_rows(k, token, left, h, H, 0, D, BT, BD))
             vt = load_rows(v, token, left, h, H, 0, V, BT, BV)
             g, slope = log_gates(w, shift, rt, left, rate, BT, PREC)
             kk, fade, kept = faded(kt, g, PREC, BT)
-            dvt = tl.dot(tl.trans(kk), narrow(dG, dtype), input_precision=PREC)
-            store_rows(dv, dvt, token, left, state, H * S, 0, V, BT, BV)
+            dvt = tl.dot(tl.trans(narrow(dG, dtype)), kk, input_precision=PREC)
+            store_rows(dv, tl.trans(dvt), token, left, state, H * S, 0, V, BT, BV)
             dkk = fine_dot(dG, tl.trans(vt), PREC)
             if ONES:
                 dkk += dtotal[:, None]
@@ -243,30 +281,30 @@ def _dense(inputs: GatedInputs) -> GatedInputs:
 
 
 def _constants(inputs: GatedInputs) -> dict[str, object]:
-    """What both kernels are told at compile time, and their tile."""
-    (_, heads, states, features), values, rank = (
-        inputs.q.shape,
-        inputs.v.shape[3],
-        inputs.r.shape[2],
-    )
-    wide = inputs.k.dtype == torch.float32
-    sizes = power_of_two(features), power_of_two(values)
-    large = sizes[0] * sizes[1] > 64 * 64
+    """What both kernels are told at compile time."""
+    _, heads, states, features = inputs.q.shape
+    values, rank = inputs.v.shape[3], inputs.r.shape[2]
     return {
         "H": heads,
         "S": states,
         "D": features,
         "V": values,
         "R": rank,
-        "BD": sizes[0],
-        "BV": sizes[1],
+        "BD": power_of_two(features),
+        "BV": power_of_two(values),
         "BR": power_of_two(rank),
-        # ieee products run on plain multiply-adds, and want small tiles
-        "BT": 32 if wide else 64,
+        "BT": TOKENS,
         "ONES": int(inputs.ones),
-        "PREC": "ieee" if wide else "tf32",
-        "tile": Tile(0, 8 if wide or large else 4, 1),
+        "PREC": "ieee" if inputs.k.dtype == torch.float32 else "tf32",
     }
+
+
+def _tile(inputs: GatedInputs, registers: int) -> Tile:
+    """Registers are limited where a state has up to 64 x 64 numbers, so that more programs fit."""
+    features, values = inputs.k.shape[3], inputs.v.shape[3]
+    if inputs.k.dtype == torch.float32:
+        return Tile(0, 8, 1)
+    return Tile(0, 8 if features > 64 else 4, 1, registers if max(features, values) <= 64 else None)
 
 
 def _forward(inputs: GatedInputs) -> Tensors:
@@ -286,7 +324,7 @@ def _forward(inputs: GatedInputs) -> Tensors:
     launch(
         read_kernel, batch * heads * states,
         k, v, r, weight, bias, q, spots, order, bounds, o, kept, sums, length, 1 / inputs.power,
-        **_constants(inputs),
+        tile=_tile(inputs, 128), **_constants(inputs),
     )  # fmt: skip
     return o.sum(2), kept, sums, spots, order, bounds
 
@@ -306,7 +344,8 @@ def _backward(inputs: GatedInputs, held: Some, grads: Some, needs: Sequence[bool
     launch(
         back_kernel, batch * heads * states,
         k, v, r, weight, bias, q, spots, order, bounds, kept, sums, dense(grads[0]),
-        dq, dk, dv, dr, dweight, dbias, length, 1 / inputs.power, **_constants(inputs),
+        dq, dk, dv, dr, dweight, dbias, length, 1 / inputs.power,
+        tile=_tile(inputs, 168), **_constants(inputs),
     )  # fmt: skip
     return (
         dq,
