@@ -89,6 +89,37 @@ def test_gla_at_the_state_of_vort_is_the_same_on_a_gpu(normalizer: str) -> None:
         torch.testing.assert_close(theirs.cpu(), ours, atol=2e-2 * scale, rtol=2e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normalizer", ["none", "decayed"])
+def test_places_asked_for_on_a_gpu_read_what_all_positions_do(
+    normalizer: str, dtype: torch.dtype
+) -> None:
+    from vort.memories import GatedScalesMemory, MemoryInputs
+    from vort.ops.asked import Asked, pick
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 64, "num_scales": 12}
+    memory = GatedScalesMemory(**sizes, horizon=10_000, normalizer=normalizer)
+    q, k, v = torch.randn(3, 2, 200, 2, 64).to(dtype)
+    given = [torch.randn(2, 200, 64), q, k, v]
+    places, found = torch.tensor([399, 3, 4, 250, 199]), {}
+    for device in ("cpu", "cuda"):
+        leaves = [x.detach().to(device).requires_grad_() for x in given]
+        asked = Asked(places.to(device), 2, 200)
+        with torch.autocast(
+            device, torch.bfloat16, enabled=dtype is not torch.float32 and device == "cuda"
+        ):
+            wide = leaves if device == "cuda" else [x.float() for x in leaves]
+            output = memory.to(device)(MemoryInputs(*wide, asked=asked)).output
+        assert output.ndim == (3 if device == "cuda" else 4)
+        output = (output if device == "cuda" else pick(output, asked)).float()
+        found[device] = [output, *torch.autograd.grad(output.square().sum(), leaves)]
+    for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
+        scale = ours.abs().max().item()
+        torch.testing.assert_close(theirs.cpu(), ours, atol=3e-2 * scale, rtol=3e-2)
+
+
 def test_hundreds_of_packed_sequences_are_computed_side_by_side() -> None:
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(0, 150, (120,), generator=draw).tolist()

@@ -27,6 +27,7 @@ import torch  # noqa: E402
 
 from tests.ops.decoding.cases import GPU_CHECKS  # noqa: E402
 from tests.ops.feature_maps import cases as maps  # noqa: E402
+from tests.ops.gated import cases as gated  # noqa: E402
 from tests.ops.linear.cases import CHECKS as PRODUCTS  # noqa: E402
 from tests.ops.local_attention import fused as local  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
@@ -71,6 +72,8 @@ def errors_of(job: Job, device: str = "cuda") -> dict[str, float]:
         return maps.relative_errors(case, dtype, device, seed)
     if kind == "rms_norm":
         return norms.relative_errors(case, dtype, device, seed)
+    if kind == "gated asked":
+        return gated.relative_errors(case, dtype, device, seed)
     if kind == "heads":
         return heads.relative_errors(case, dtype, device, seed)
     if kind == "heads, steps in place":
@@ -126,6 +129,7 @@ def all_jobs(seed: int) -> list[Job]:
         jobs += [("retention", case, dtype, seed + i) for i, case in enumerate(GPU_CASES)]
         jobs += [(case.kind, case, dtype, seed) for case in maps.GPU_CASES]
         jobs += [("rms_norm", case, dtype, seed) for case in norms.GPU_CASES]
+        jobs += [("gated asked", case, dtype, seed) for case in gated.GPU_CASES]
         jobs += [("heads", case, dtype, seed) for case in heads.GPU_CASES]
         jobs += [("heads, steps in place", case, dtype, seed) for case in heads.STEPS]
         jobs += [(name, None, dtype, seed) for name in CHECKS]

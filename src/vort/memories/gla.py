@@ -5,7 +5,8 @@ and i is Σ_d q_td k_id e^{B_td - B_id}. Splitting that exponent into e^{B_t} an
 overflows; here every exponent stays <= 0: between blocks both halves are taken relative to the
 start of the later block, and within a block of 16 the difference is formed before exp.
 
-Two memories have it: as its authors wrote it, and with VORT's state, feature map and gates.
+Two memories have it: as its authors wrote it, and with VORT's state, feature map and gates. Where
+only a few positions are asked for, on a GPU, `vort.ops.gated` reads at these alone.
 """
 
 import math
@@ -25,7 +26,13 @@ from vort.memories.retention_memory import (
     widen,
 )
 from vort.memories.settings import LayerSettings
+from vort.ops.asked import Asked, pick
+from vort.ops.custom import traced
+from vort.ops.gated import GatedInputs, gated_of_asked, walk_pays
+from vort.ops.gpu.launcher import kernels_take
+from vort.ops.linear import is_bare, is_watched
 from vort.ops.retention import DEFAULT_EPS
+from vort.ops.retention.inputs import wants_grad
 
 __all__ = ["GatedLinearMemory", "GatedScalesMemory", "gla_chunk", "gla_exact"]
 
@@ -56,6 +63,13 @@ class GatedLinearMemory(Memory):
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """Gated retrieval; see `Memory`."""
+        asked = _few(inputs, state, output_state, self.gate_out)
+        if asked is not None:
+            r = self.gate_in(inputs.hidden_states)
+            q = widen(pick(inputs.q, asked)).unsqueeze(2) * self.head_dim**-0.5
+            inputs = inputs.with_all_heads()
+            output = _at_places(q, inputs.k, inputs.v, r, self.gate_out, asked)
+            return MemoryOutput(output.to(inputs.v.dtype))
         log_gate = _log_gates(self.gate_out(self.gate_in(inputs.hidden_states)))
         log_gate = log_gate.unflatten(-1, (self.num_heads, self.head_dim))
         padding, inputs = inputs.padding, inputs.with_all_heads()
@@ -121,16 +135,15 @@ class GatedScalesMemory(Memory):
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False
     ) -> MemoryOutput:
         """Gated retrieval from all states; see `Memory`."""
+        asked = _few(inputs, state, output_state, self.gate_out, self.key_map.output_dim)
+        if asked is not None and not is_watched(self.gates):
+            return MemoryOutput(self._at_places(inputs, asked))
         sizes = (self.num_heads, self.num_scales)
         logits = self.gate_out(self.gate_in(inputs.hidden_states))
         log_gate = _log_gates(logits).unflatten(-1, (sizes[0] * sizes[1], -1))
         gate, read = self.gates(inputs.hidden_states)
         padding, inputs = inputs.padding, inputs.with_all_heads()
-        query_map = self.key_map if self.query_map is None else self.query_map
-        q = query_map.map_query(inputs.q) if self.normalized else query_map(inputs.q)
-        k, v = self.key_map(inputs.k), inputs.v
-        if gate is not None:
-            k = (k * gate.unsqueeze(-1)).to(k.dtype)
+        q, k, v = self._queries(inputs.q), self._keys(inputs.k, gate), inputs.v
         if self.normalized:
             v = F.pad(v, (0, 1), value=1.0)
         if padding is not None:
@@ -146,11 +159,35 @@ class GatedScalesMemory(Memory):
         if inputs.part is not None:
             state = inputs.part.gated_before(k, v, log_gate)
         found, after = call_op(op, (q, k, v, log_gate), inputs, state, output_state, scale=1.0)
-        output = widen(found).unflatten(2, sizes).sum(3)
-        if self.normalized:
-            eps = DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
-            output = output[..., :-1] / (output[..., -1:] + eps)
+        output = self._divided(widen(found).unflatten(2, sizes).sum(3))
         return MemoryOutput(output.to(inputs.v.dtype), after)
+
+    def _at_places(self, inputs: MemoryInputs, asked: Asked) -> Tensor:
+        """What positions asked for retrieve; queries and reads are made of these alone."""
+        r, gate = self.gate_in(inputs.hidden_states), self.gates.writing(inputs.hidden_states)
+        read = self.gates.reading(pick(inputs.hidden_states, asked))
+        inputs = inputs.with_all_heads()
+        q = widen(self._queries(pick(inputs.q, asked).unsqueeze(0))[0]).unsqueeze(2)
+        q = q.expand(-1, -1, self.num_scales, -1) if read is None else q * read.unsqueeze(-1)
+        given = (q, self._keys(inputs.k, gate), inputs.v, r, self.gate_out, asked)
+        output = _at_places(*given, ones=self.normalized)
+        return self._divided(output).to(inputs.v.dtype)
+
+    def _queries(self, q: Tensor) -> Tensor:
+        query_map = self.key_map if self.query_map is None else self.query_map
+        found: Tensor = query_map.map_query(q) if self.normalized else query_map(q)
+        return found
+
+    def _keys(self, k: Tensor, gate: Tensor | None) -> Tensor:
+        k = self.key_map(k)
+        return k if gate is None else (k * gate.unsqueeze(-1)).to(k.dtype)
+
+    def _divided(self, output: Tensor) -> Tensor:
+        """By the last column, where there is a normaliser."""
+        if not self.normalized:
+            return output
+        eps = DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
+        return output[..., :-1] / (output[..., -1:] + eps)
 
     def state_size(self, length: int = 0) -> int:
         """S matrices of features times values for each head, and what the normaliser needs."""
@@ -174,6 +211,42 @@ class DecayProjection(GateProjection):
         # sigmoid(b)^(1/16) = e^-rate, with e^x - 1 in the one form that keeps small rates.
         biases = -torch.log(torch.expm1(GATE_POWER * rates))
         self.bias.view(self.sizes).copy_(biases[:, None].expand(self.sizes))
+
+
+def _few(
+    inputs: MemoryInputs,
+    state: State | None,
+    output_state: bool,
+    gate_out: GateProjection,
+    features: int | None = None,
+) -> Asked | None:
+    """Which positions are to be read alone; None: kernels for that know no such call.
+
+    It takes weights past `gate_out`. features: of a key, if it is mapped.
+    """
+    asked, tensors = inputs.asked, (inputs.q, inputs.k, inputs.v)
+    if asked is None or state is not None or output_state or inputs.part is not None:
+        return None
+    if inputs.padding is not None or inputs.cu_seqlens is not None or traced(inputs.q):
+        return None
+    sizes = (features or inputs.k.shape[3], inputs.v.shape[3], gate_out.in_features)
+    known = kernels_take(*tensors) and is_bare(gate_out, (GateProjection, DecayProjection))
+    return asked if known and walk_pays(asked, *sizes) else None
+
+
+def _at_places(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    gate_out: GateProjection,
+    asked: Asked,
+    ones: bool = False,
+) -> Tensor:
+    """`gated_of_asked` with the gates of a projection."""
+    tensors = (q, k.to(v.dtype), v, r.to(v.dtype), gate_out.weight, gate_out.bias)
+    options = (asked.places, GATE_POWER, ones, wants_grad(*tensors))
+    return gated_of_asked(GatedInputs(*tensors, *options))
 
 
 def _log_gates(logits: Tensor) -> Tensor:

@@ -367,15 +367,22 @@ class Gates(nn.Module):
         self, hidden_states: Tensor, asked: Asked | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
         """(gate, read) for every token; read `[rows, H, S]` of those asked for, if not late."""
-        gate = read = None
-        if self.write is not None:
-            gate = torch.sigmoid(widen(self.write(hidden_states)))
-        if self.read is not None:
-            sizes = (self.num_heads, self.num_scales)
-            logits = widen(self.read(hidden_states)).unflatten(-1, sizes)
-            logits = logits if asked is None or asked.late else pick(logits, asked)
-            read = logits.softmax(-1) * self.num_scales
-        return gate, read
+        early = None if asked is None or asked.late else asked
+        return self.writing(hidden_states), self.reading(hidden_states, early)
+
+    def writing(self, hidden_states: Tensor) -> Tensor | None:
+        """The write gate alone, `[..., H]` for hidden states `[..., hidden_size]`."""
+        if self.write is None:
+            return None
+        return torch.sigmoid(widen(self.write(hidden_states)))
+
+    def reading(self, hidden_states: Tensor, asked: Asked | None = None) -> Tensor | None:
+        """Read weights alone, `[..., H, S]`; of those asked for `[rows, H, S]`."""
+        if self.read is None:
+            return None
+        logits = widen(self.read(hidden_states)).unflatten(-1, (self.num_heads, self.num_scales))
+        logits = logits if asked is None else pick(logits, asked)
+        return logits.softmax(-1) * self.num_scales
 
 
 def widen(x: Tensor) -> Tensor:
