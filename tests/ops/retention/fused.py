@@ -20,6 +20,7 @@ from vort.ops.retention import RetentionState, retention
 class Case(NamedCase):
     """One call of the op; `lengths` are packed sequences and replace batch and length.
 
+    rates: whether the gradient to the decays is wanted.
     asked: the only places whose output is looked at, runs from a first one up to an end; all, if
     there are none.
     """
@@ -40,6 +41,7 @@ class Case(NamedCase):
     chunk_size: int | None = None
     fastest: float = 2.0
     fast_first: bool = False
+    rates: bool = True
     asked: tuple[tuple[int, int], ...] = ()
 
     def places(self, device: torch.device | str) -> Tensor | None:
@@ -119,6 +121,7 @@ def outputs_and_gradients(
         for name, x in inputs.items()
         if name != "do"
     }
+    leaf["log_decay"].requires_grad_(case.rates)
     cu_seqlens = None
     if case.lengths:
         ends = torch.tensor((0, *case.lengths)).cumsum(0)
@@ -142,8 +145,9 @@ def outputs_and_gradients(
                 results[name] = x
                 ramp = torch.linspace(-1, 1, x.numel(), device=x.device, dtype=x.dtype)
                 loss = loss + (x.flatten() * ramp).sum() / x.shape[-1]
-    grads = torch.autograd.grad(loss, list(leaf.values()))
-    return results | {f"d{name}": g for name, g in zip(leaf, grads, strict=True)}
+    learning = {name: x for name, x in leaf.items() if x.requires_grad}
+    grads = torch.autograd.grad(loss, list(learning.values()))
+    return results | {f"d{name}": g for name, g in zip(learning, grads, strict=True)}
 
 
 def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
@@ -410,6 +414,16 @@ GPU_CASES = [
         batch=2, length=517, key_dim=64, value_dim=1, num_scales=28, asked=SPARSE, read=False,
         normalizer="none", **PAIRS,
     ),
+    # decays that do not learn
+    *(
+        Case(
+            batch=2, length=517, key_dim=64, value_dim=values, num_scales=scales, asked=SPARSE,
+            read=False, rates=False, normalizer=normalizer, **PAIRS,
+        )
+        for values, scales, normalizer in (
+            (64, 15, "decayed"), (64, 12, "none"), (64, 28, "none"), (1, 28, "none"),
+        )
+    ),
     # so many programs that a part has several blocks
     Case(
         batch=8, length=700, heads=12, key_dim=32, value_dim=32, num_scales=4, **PAIRS,
@@ -500,6 +514,17 @@ INTERPRETER_CASES = [
         asked=((69, 70), (31, 33)),
         **PAIRS,
     ),
+    # more scales than kernels take
+    Case(
+        heads=1,
+        batch=2,
+        length=90,
+        num_scales=36,
+        read=False,
+        asked=((5, 6), (60, 63), (5, 6)),
+        **PAIRS,
+    ),
+    Case(heads=1, length=90, num_scales=8, read=False, rates=False, asked=((5, 6),), **PAIRS),
 ]
 
 

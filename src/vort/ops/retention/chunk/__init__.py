@@ -9,6 +9,11 @@ those inside a piece again from the one it starts with: storing them all would t
 numbers per token and head, three times q, k and v together at S = 8, K = V = C = 64.
 """
 
-from vort.ops.retention.chunk.op import AskedInputs, retention_chunk, retention_of_asked
+from vort.ops.retention.chunk.op import (
+    AskedInputs,
+    retention_at_few,
+    retention_chunk,
+    retention_of_asked,
+)
 
-__all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]
+__all__ = ["AskedInputs", "retention_at_few", "retention_chunk", "retention_of_asked"]
