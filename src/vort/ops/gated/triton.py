@@ -11,7 +11,8 @@ Backward: the gradient of the state is carried from right to left. With dG_t the
 that of the log gate is Σ_v dG_t e^{g_t} G_{t-1} = Σ_v dG_t G_t - k_t dk_t for each feature. From a
 token to the one before, Σ_v dG G loses k_t dk_t alone; at a place it is summed anew from the state
 that was kept, so that no error is carried past it. It is a small difference of large numbers, and
-so both are made of the same rounded keys, and what is multiplied by these is rounded twice as fine.
+so both are made of the same rounded keys, and what is multiplied by these is rounded twice as fine;
+what is left of it below its rounding is 0, lest all tokens of a long segment add that up.
 
 Nothing is added atomically, and launches depend on shapes alone. A place that comes twice is read
 twice; one that lies in no sequence reads zeros.
@@ -37,6 +38,8 @@ TOKENS = 32
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below, a logarithm of 1 + e is summed: 1 + e has lost digits of e.
 SMALL = tl.constexpr(1 / 64)
+# What the backward's sums are rounded by, for float32 and for bfloat16.
+NOISE, COARSE = tl.constexpr(2.0**-22), tl.constexpr(2.0**-16)
 
 
 @triton.jit
@@ -230,12 +233,15 @@ def back_kernel(
         dG += qt[:, None] * dot[None, :]
         # what the state and its gradient have in common, of each feature
         both = tl.sum(dG * G, axis=1)
+        noise = tl.sum(tl.abs(dG * G), axis=1)
         if ONES:
             total = tl.load(sums + at * D + d, mask=d < D, other=0.0)
             last = tl.load(do + (row * H + h) * (V + ONES) + V)
             dqt += total * last
             dtotal += qt * last
             both += dtotal * total
+            noise += tl.abs(dtotal * total)
+        noise *= NOISE if dtype == tl.float32 else COARSE
         tl.store(dq + at * D + d, dqt.to(dq.dtype.element_ty), mask=d < D)
         blocks = tl.cdiv(stop - start, BT)
         for block in range(blocks):
@@ -254,9 +260,11 @@ def back_kernel(
                 dkk += dtotal[:, None]
             store_rows(dk, tl.trans(dkk * fade), token, left, state, H * S, 0, D, BT, BD)
             own = dkk * widen(kk)
-            from_here = tl.where(j[:, None] >= j[None, :], 1.0, 0.0).to(dtype)
-            dz = (both[:, None] - fine_dot(own, from_here, PREC)) * slope
             both -= tl.sum(own, axis=1)
+            both = tl.where(tl.abs(both) < noise, 0.0, both)
+            # from the block's start on: what is left of tokens before it, then those in it
+            before = tl.where(j[:, None] < j[None, :], 1.0, 0.0).to(dtype)
+            dz = (both[:, None] + fine_dot(own, before, PREC)) * slope
             dshift += tl.sum(dz, axis=1)
             dz = narrow(dz, dtype)
             drt = tl.dot(tl.trans(dz), w, input_precision=PREC)
