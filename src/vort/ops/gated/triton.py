@@ -27,7 +27,17 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import ON_GPU, load_flipped, load_rows, narrow, store_rows, uniform, widen
+from vort.ops.gpu.parts import (
+    ON_GPU,
+    load_flipped,
+    load_rows,
+    narrow,
+    power,
+    reciprocal,
+    store_rows,
+    uniform,
+    widen,
+)
 
 from . import GatedInputs, gated_of_asked_exact
 
@@ -55,38 +65,14 @@ def fine_dot(x, y, PREC: tl.constexpr):
 
 
 @triton.jit
-def power_of_2(x):
-    """2^x in one instruction: what has no normal number is 0."""
-    if ON_GPU:
-        x = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        x = tl.exp2(x)
-    return x
-
-
-@triton.jit
 def log_2(x):
     """log2 of a number from 1 to 2 in one instruction, wrong by up to 2^-22."""
     if ON_GPU:
         x = tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
         x = tl.log2(x)
-    return x
-
-
-@triton.jit
-def inverse(x):
-    """1 / x in one instruction, to the last bit but one."""
-    if ON_GPU:
-        x = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        x = 1.0 / x
     return x
 
 
@@ -97,10 +83,10 @@ def log_gates(w, bias, rt, n, rate, BT: tl.constexpr, PREC: tl.constexpr):
     bias: in base 2 already; rate: what the logarithm of a sigmoid is multiplied by.
     """
     z = tl.dot(w, rt, input_precision=PREC) * LOG2E + bias[:, None]
-    e = power_of_2(-tl.abs(z))
+    e = power(-tl.abs(z))
     series = e * (LOG2E - e * (LOG2E / 2 - e * (LOG2E / 3 - e * (LOG2E / 4))))
     g = tl.minimum(z, 0.0) - tl.where(e < SMALL, series, log_2(1.0 + e))
-    slope = tl.where(z < 0, 1.0, e) * inverse(1.0 + e)
+    slope = tl.where(z < 0, 1.0, e) * reciprocal(1.0 + e)
     real = (tl.arange(0, BT) < n)[None, :]
     return tl.where(real, g * rate, 0.0), tl.where(real, slope * rate, 0.0)
 
@@ -113,8 +99,8 @@ def faded(kt, g, PREC: tl.constexpr, BT: tl.constexpr):
     """
     at = tl.arange(0, BT)
     later = tl.where(at[:, None] > at[None, :], 1.0, 0.0).to(kt.dtype)
-    left = power_of_2(fine_dot(g, later, PREC))
-    return narrow(widen(kt) * left, kt.dtype), left, power_of_2(tl.sum(g, axis=1))
+    left = power(fine_dot(g, later, PREC))
+    return narrow(widen(kt) * left, kt.dtype), left, power(tl.sum(g, axis=1))
 
 
 @triton.jit

@@ -19,8 +19,8 @@ except ImportError:  # an older Triton
 
 __all__ = [
     "ask", "fence_loads", "finished", "fold", "fold_pair", "keep_branch", "let_next_start",
-    "load_column", "load_flipped", "load_rows", "narrow", "store_rows", "uniform",
-    "wait_for_inputs", "widen",
+    "load_column", "load_flipped", "load_rows", "narrow", "power", "reciprocal", "store_rows",
+    "uniform", "wait_for_inputs", "widen",
 ]  # fmt: skip
 
 ON_GPU = tl.constexpr(not knobs.runtime.interpret)
@@ -95,6 +95,30 @@ def narrow(x, dtype: tl.constexpr):
             )  # fmt: skip
         else:
             x = x.to(dtype)
+    return x
+
+
+@triton.jit
+def power(e):
+    """2 to the e: one instruction of the special unit, with no care for tiny numbers."""
+    if ON_GPU:
+        e = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [e], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        e = tl.exp2(e)
+    return e
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x, likewise: to the last bit but one."""
+    if ON_GPU:
+        x = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        x = 1.0 / x
     return x
 
 

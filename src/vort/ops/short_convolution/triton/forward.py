@@ -11,33 +11,9 @@ convolution, nor its silu: heads are the projections themselves.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import ON_GPU, widen
+from vort.ops.gpu.parts import power, reciprocal, widen
 
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def power(e):
-    """2 to the e: one instruction of the special unit, with no care for tiny numbers."""
-    if ON_GPU:
-        e = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [e], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        e = tl.exp2(e)
-    return e
-
-
-@triton.jit
-def reciprocal(x):
-    """Likewise of the inverse."""
-    if ON_GPU:
-        x = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        x = 1.0 / x
-    return x
 
 
 @triton.jit
