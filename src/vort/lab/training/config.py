@@ -48,7 +48,8 @@ class TrainingConfig:
         log: "tensorboard" or "wandb", through Accelerate; None: neither.
         log_every: steps between records of loss, and between checks that it is finite.
         progress: show a bar, or a line every few seconds where that cannot be drawn.
-        workers: processes that draw sequences; 0: none but this one.
+        workers: processes that draw sequences; 0: none but this one. Sequences of a training split
+            of up to 10^8 tokens that a GPU keeps are drawn once, by this one.
         shard: where several processes train, whether each keeps a part of weights, gradients and
             moments (FSDP2, a block at a time) instead of all of them.
         record_steps: on one GPU, without accumulation, launch a step once and replay it from then
