@@ -18,6 +18,7 @@ from vort.lab.training.data import (
     UnequalError,
     compact,
     fill_up,
+    held_batches,
     keep_batches,
     load,
     step_indices,
@@ -143,7 +144,7 @@ def test_a_split_that_is_held_gives_what_is_drawn_anew(task: Task) -> None:
 
 
 def test_a_held_split_draws_a_sequence_once() -> None:
-    task = mock.Mock(wraps=TASK, vocab_size=TASK.vocab_size)
+    task = mock.Mock(wraps=TASK, vocab_size=TASK.vocab_size, length=TASK.length)
     held = HeldSplit(task, "train", torch.device("cpu"))
     for indices in ([3, 1], [1, 4], [3, 4, 1]):
         held.batch(indices)
@@ -161,6 +162,8 @@ def test_a_held_split_refuses_rows_that_ask_at_other_numbers_of_positions() -> N
             return found
 
     ragged = Ragged(**{x.name: getattr(TASK, x.name) for x in fields(TASK)})
+    groups = [[1, 2], [4], [3], [5]]
+    assert len(list(held_batches(ragged, "train", groups, torch.device("cpu")))) == 2
     for first, then in (([1, 2], [3]), ([2, 3], [1])):
         held = HeldSplit(ragged, "train", torch.device("cpu"))
         with pytest.raises(UnequalError):

@@ -20,6 +20,7 @@ __all__ = [
     "UnequalError",
     "compact",
     "fill_up",
+    "held_batches",
     "keep_batches",
     "load",
     "step_indices",
@@ -177,14 +178,13 @@ class HeldSplit:
         self.task, self.split, self.size, self.device = task, split, size, device
         self.known = np.zeros(size, dtype=bool)
         self.held: dict[str, Tensor] = {}
-        self.length = 0
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """What `compact` makes of these sequences; `UnequalError` where rows do not hold them."""
         self._draw([index for index in dict.fromkeys(indices) if not self.known[index]])
         rows = torch.tensor(indices).to(self.device, non_blocking=True)
         found = {name: x[rows].long() for name, x in self.held.items()}
-        starts = torch.arange(len(indices), device=self.device)[:, None] * self.length
+        starts = torch.arange(len(indices), device=self.device)[:, None] * self.task.length
         found["positions"] += starts
         for name in ("positions", "targets", "buckets"):
             found[name] = found[name].flatten()
@@ -194,13 +194,13 @@ class HeldSplit:
         if not indices:
             return
         new = compact(self.task.batch(self.split, indices))
-        count, self.length = new["input_ids"].shape
-        row = new["positions"] // self.length
+        count, length = new["input_ids"].shape
+        row = new["positions"] // length
         each = torch.bincount(row, minlength=count)
         wanted = self.held["targets"].shape[1] if self.held else int(each[0])
         if not wanted or (each != wanted).any():
             raise UnequalError
-        new["positions"] = new["positions"] - row * self.length
+        new["positions"] = new["positions"] - row * length
         new = {name: x.view(count, -1) for name, x in new.items()}
         if not self.held:
             self.held = {name: self._room(name, x) for name, x in new.items()}
@@ -214,6 +214,16 @@ class HeldSplit:
         small = name == "entity_mask" or (name == "input_ids" and self.task.vocab_size < 1 << 15)
         dtype = torch.int16 if small else torch.int32
         return torch.zeros(self.size, like.shape[1], dtype=dtype, device=self.device)
+
+
+def held_batches(
+    task: Task, split: Split, groups: Sequence[list[int]], device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of a split that is held, up to the first that it does not hold."""
+    held = HeldSplit(task, split, device)
+    with suppress(UnequalError):
+        for group in groups:
+            yield held.batch(group)
 
 
 class _Batches(Dataset[dict[str, Tensor]]):
@@ -245,13 +255,14 @@ def load(
     done, size = 0, task.size(split)
     again = split == "train" and size is not None and size * task.length <= ON_DEVICE
     if again and device.type == "cuda":
-        held = HeldSplit(task, split, device)
         # All of one shape as they are.
-        with suppress(UnequalError):
-            for done, group in enumerate(groups):  # noqa: B007  # what is left, if not all
-                yield held.batch(group)
-            return
+        for batch in held_batches(task, split, groups, device):
+            yield batch
+            done += 1
+    if done:
         groups = [groups[number] for number in range(done, len(groups))]
+        if not groups:
+            return
     loader = DataLoader(
         _Batches(task, split, groups, filled),
         batch_size=None,

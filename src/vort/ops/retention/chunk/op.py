@@ -60,7 +60,8 @@ def retention_at_few(inputs: Inputs) -> Tensor | None:
     """The output of `retention` at places asked for, 0 elsewhere, pair by pair.
 
     None: a state is involved, or places are too many for it. It looks at where they are, which a
-    recorded step cannot.
+    recorded step cannot. On a GPU the last bits of dwrite may differ between runs, where several
+    places lie in one block of tokens.
     """
     if inputs.asked is None or inputs.cu_seqlens is not None or torch.compiler.is_compiling():
         return None
