@@ -405,10 +405,13 @@ GPU_CASES = [
         normalizer="undecayed", **PAIRS,
     ),
     Case(length=1034, num_scales=5, normalizer="none", asked=SPARSE[::3], **PAIRS),
-    # the printed banks' many scales, in groups, and the ones that their normaliser is made of
-    Case(
-        batch=2, length=517, key_dim=64, value_dim=64, num_scales=136, asked=SPARSE, read=False,
-        **PAIRS,
+    # the printed banks' many scales, and a group of them with the ones their normaliser is made of
+    *(
+        Case(
+            batch=2, length=517, key_dim=64, value_dim=64, num_scales=136, asked=SPARSE, read=read,
+            rates=rates, **PAIRS,
+        )
+        for read, rates in ((False, False), (True, False), (True, True))
     ),
     Case(
         batch=2, length=517, key_dim=64, value_dim=1, num_scales=28, asked=SPARSE, read=False,
@@ -494,6 +497,7 @@ INTERPRETER_CASES = [
         asked=((0, 1), (33, 34), (95, 98), (191, 192)),
         **PAIRS,
     ),
+    Case(heads=1, length=70, num_scales=40, asked=((3, 5), (33, 34), (69, 70)), **PAIRS),
     Case(
         heads=1,
         length=130,

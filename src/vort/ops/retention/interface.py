@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vort.names import check_choice
 from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels, transformed
-from vort.ops.retention.chunk import retention_at_few, retention_chunk
+from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.chunk.layout import SHORTEST
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.groups import retention_in_groups
@@ -173,21 +173,18 @@ def _load(backend: str, inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Rete
         }
         return functions[backend]
     require_kernels(inputs.q.device, "chunk")
-    from vort.ops.retention.triton import retention_decode, retention_triton
+    from vort.ops.retention.triton import pairs_pay, retention_decode, retention_triton
 
     single = inputs.q.shape[1] == 1 and inputs.cu_seqlens is None and inputs.chunk_size is None
     if single and not inputs.tracked:
         return retention_decode
-    if inputs.write.shape[-1] > _KERNEL_SCALES:
-        return partial(_many_scales, retention_triton)
+    if inputs.write.shape[-1] > _KERNEL_SCALES and not pairs_pay(inputs):
+        return partial(_in_groups, retention_triton)
     return retention_triton
 
 
-def _many_scales(
+def _in_groups(
     kernels: Callable[[Inputs], tuple[Tensor, RetentionState | None]], inputs: Inputs
 ) -> tuple[Tensor, RetentionState | None]:
-    """More scales than kernels take: in groups, or pair by pair where few places are asked for."""
-    found = retention_at_few(inputs)
-    if found is not None:
-        return found, None
+    """More scales than kernels take. Places are not passed on: groups are summed everywhere."""
     return retention_in_groups(kernels, _KERNEL_SCALES, inputs._replace(asked=None))

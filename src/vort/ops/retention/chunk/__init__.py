@@ -11,9 +11,8 @@ numbers per token and head, three times q, k and v together at S = 8, K = V = C 
 
 from vort.ops.retention.chunk.op import (
     AskedInputs,
-    retention_at_few,
     retention_chunk,
     retention_of_asked,
 )
 
-__all__ = ["AskedInputs", "retention_at_few", "retention_chunk", "retention_of_asked"]
+__all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]

@@ -11,7 +11,7 @@ from vort.ops.asked import Asked, pick
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.products import one_by_one
 from vort.ops.retention.chunk.layout import DenseLayout, Plan
-from vort.ops.retention.chunk.pairs import BLOCK, pairs_backward, pairs_forward, pairs_pay
+from vort.ops.retention.chunk.pairs import pairs_backward, pairs_forward, pairs_pay
 from vort.ops.retention.chunk.passes import Found, Gradients, run_backward, run_forward
 from vort.ops.retention.chunk.piece import Work
 from vort.ops.retention.chunk.readers import AskedInputs, Readers
@@ -20,13 +20,11 @@ from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_seque
 from vort.ops.retention.state import RetentionState
 from vort.ops.side_by_side import run_side_by_side, threads_here
 
-__all__ = ["AskedInputs", "retention_at_few", "retention_chunk", "retention_of_asked"]
+__all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]
 
 # Numbers in the spread keys of a call that is worth the way to other threads: measured on two idle
 # cores, 2,048 tokens of 4 heads (1 << 22) are not, 8,192 are as fast either way.
 LARGE = 1 << 23
-# Numbers of the largest tensor that `retention_at_few` makes on its way.
-ROOM = 1 << 28
 
 
 def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
@@ -54,41 +52,6 @@ def retention_of_asked(given: AskedInputs) -> Tensor:
     per_head = given.log_decay.expand(given.k.shape[2], given.write.shape[-1])
     way = _of_pairs if one_by_one(given.k) and pairs_pay(given) else _of_asked
     return way(given._replace(log_decay=per_head))[0]  # type: ignore[no-any-return]
-
-
-def retention_at_few(inputs: Inputs) -> Tensor | None:
-    """The output of `retention` at places asked for, 0 elsewhere, pair by pair.
-
-    None: a state is involved, or places are too many for it. It looks at where they are, which a
-    recorded step cannot. On a GPU the last bits of dwrite may differ between runs, where several
-    places lie in one block of tokens.
-    """
-    if inputs.asked is None or inputs.cu_seqlens is not None or torch.compiler.is_compiling():
-        return None
-    if inputs.G is not None or inputs.output_final_state:
-        return None
-    (batch, length, heads, _), scales = inputs.k.shape, inputs.write.shape[-1]
-    asked = Asked(inputs.asked.unique(), batch, length)
-    readers = int(torch.bincount(asked.places // max(length, 1), minlength=1).max())
-    largest = max(length, scales * BLOCK, scales * -(-length // BLOCK))
-    if batch * heads * readers * largest > ROOM:
-        return None
-    given = AskedInputs(
-        q=pick(inputs.q, asked),
-        k=inputs.k,
-        v=inputs.v,
-        write=inputs.write,
-        log_decay=inputs.log_decay.expand(heads, scales),
-        read=None if inputs.read is None else pick(inputs.read, asked),
-        **asked._asdict(),
-        normalizer=inputs.normalizer,
-        include_self=inputs.include_self,
-        eps=inputs.eps,
-        tracked=inputs.tracked,
-    )
-    rows: Tensor = _of_pairs(given)[0]
-    found = inputs.v.new_zeros(batch * length, *inputs.v.shape[2:])
-    return found.index_copy(0, asked.places, rows[: len(asked.places)]).view_as(inputs.v)
 
 
 def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Readers]:

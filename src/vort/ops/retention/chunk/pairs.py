@@ -20,7 +20,7 @@ from vort.ops.retention.chunk.layout import DenseLayout
 from vort.ops.retention.chunk.readers import AskedInputs, Readers
 from vort.ops.retention.inputs import b_rows, compute_dtype
 
-__all__ = ["BLOCK", "pairs_backward", "pairs_forward", "pairs_pay"]
+__all__ = ["pairs_backward", "pairs_forward", "pairs_pay"]
 
 # Tokens in a block.
 BLOCK = 64

@@ -2,5 +2,6 @@
 
 from .decode import retention_decode, retention_step_triton
 from .op import retention_triton
+from .pairs import pairs_pay
 
-__all__ = ["retention_decode", "retention_step_triton", "retention_triton"]
+__all__ = ["pairs_pay", "retention_decode", "retention_step_triton", "retention_triton"]

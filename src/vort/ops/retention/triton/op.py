@@ -47,9 +47,9 @@ def retention_triton(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     """What `retention` returns, from fused GPU kernels, forward and backward.
 
     q, k and v share one dtype, bfloat16 or float32 (products in full float32 then); sums and states
-    are float32. K, V in 1..256, S in 1..32, any T. `chunk_size`, the tokens between stored states
-    (a span), is chosen by shape unless given. Scales sorted from slow to fast cost least: fast ones
-    need no state far into a span.
+    are float32. K, V in 1..256, S in 1..32 (1..256 where few places are asked for), any T.
+    `chunk_size`, the tokens between stored states (a span), is chosen by shape unless given. Scales
+    sorted from slow to fast cost least: fast ones need no state far into a span.
     """
     q, k, v, write, *_ = inputs
     if q.dtype not in (torch.bfloat16, torch.float32) or not q.dtype == k.dtype == v.dtype:
@@ -59,10 +59,10 @@ def retention_triton(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
         )
     if max(q.shape[-1], v.shape[-1]) > 256:
         raise ValueError(f"K and V must be at most 256, got {q.shape[-1]} and {v.shape[-1]}")
-    if write.shape[-1] > 32:
-        raise ValueError(f"S must be at most 32, got {write.shape[-1]}")
     if pairs_pay(inputs):
         return retention_pairs(inputs), None
+    if write.shape[-1] > 32:
+        raise ValueError(f"S must be at most 32, got {write.shape[-1]}")
     G, b = (None if x is None else x.float() for x in (inputs.G, inputs.b))
     o, G_last, b_last = _retention(inputs._replace(G=G, b=b))
     return o, RetentionState(G_last, b_last) if inputs.output_final_state else None

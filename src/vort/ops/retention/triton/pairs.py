@@ -49,8 +49,9 @@ NEAR, AFTER = 16, 32
 SETTLED = 4
 # Programs of a walk over tokens for a large GPU.
 RESIDENT = 1050
-# Keys and values of a head that the tokens' kernel has registers for.
-WIDEST = 64
+# Keys and values of a head that the tokens' kernel has registers for, and scales, of which more
+# than these want small tiles.
+WIDEST, MOST_SCALES, SMALL_FROM = 64, 256, 32
 # Readers of a row up to which pairs are always the cheaper way.
 FEW = 64
 
@@ -473,9 +474,9 @@ def pairs_pay(inputs: Inputs) -> bool:
     if inputs.G is not None or inputs.output_final_state:
         return False
     (batch, _, _, keys), values = inputs.k.shape, inputs.v.shape[3]
-    if max(keys, values) > WIDEST:
-        return False
     scales, more = inputs.write.shape[3], inputs.asked.shape[0] - FEW * batch
+    if max(keys, values) > WIDEST or scales > MOST_SCALES:
+        return False
     return 4 * more * (keys + values + 2 * scales) <= batch * scales * keys * values
 
 
@@ -505,6 +506,8 @@ class Cut(NamedTuple):
         count = inputs.asked.shape[0]
         # ieee products run on plain multiply-adds, and want small tiles
         tokens, readers = (32, 16) if inputs.q.dtype == torch.float32 else (64, 64)
+        if inputs.write.shape[3] > SMALL_FROM:
+            tokens, readers = 16, min(readers, 32)
         blocks = cdiv(length, tokens)
         strides = max(1, cdiv(count, max(batch, 1) * readers))
         parts = max(1, min(blocks, RESIDENT // max(1, batch * heads * strides)))
@@ -545,7 +548,8 @@ def _constants(inputs: Inputs, cut: Cut) -> dict[str, object]:
 
 
 def _tile(inputs: Inputs, stages: int) -> Tile:
-    return Tile(0, 8, 1) if inputs.q.dtype == torch.float32 else Tile(0, 4, stages)
+    large = inputs.q.dtype == torch.float32 or inputs.write.shape[3] > SMALL_FROM
+    return Tile(0, 8, 1) if large else Tile(0, 4, stages)
 
 
 def _dense(inputs: Inputs) -> Inputs:
