@@ -161,7 +161,8 @@ def test_bits_after_documents_read_apart_are_those_of_a_row_in_one_layer(tmp_pat
             (tmp_path / name / f"{number}.txt").write_text(text)
     task = Books(source=str(tmp_path), length=128, bounds=(64,))
     model = model_of("vort", task, conv_size=0, num_hidden_layers=1)
-    found = merged_bits(model, task, CONFIG, read=96, documents=(2, 8), sequences=4)
+    found = merged_bits(model, task, CONFIG, read=96, documents=(2, 8), windows=2)
+    assert found["books"] == [book for book in range(12) for _ in range(2)]
     assert found["merged"]["8"] == pytest.approx(found["row"], abs=1e-4)
     assert found["nothing"] != pytest.approx(found["row"], abs=1e-4)
     assert found["scored"] == 32

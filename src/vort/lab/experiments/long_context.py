@@ -4,6 +4,7 @@ Each of these goes on where it was stopped: what is finished is kept in the fold
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -374,7 +375,7 @@ def merged_bits(
     *,
     read: int,
     documents: Sequence[int],
-    sequences: int,
+    windows: int,
     folder: Path | None = None,
 ) -> dict[str, Any]:
     """Bits of what follows a text, with a memory of it read in a row, apart and merged, or not.
@@ -385,24 +386,24 @@ def merged_bits(
         config: of the training.
         read: characters that are read first.
         documents: into how many these are cut.
-        sequences: windows of the test split.
+        windows: of each test book, spread over it.
         folder: where what is finished is kept.
 
     Returns:
-        Bits a character of the rest: after a text read in a "row", "merged" by number of documents,
-        and after "nothing".
+        Bits a character of the rest, window by window: after a text read in a "row", "merged" by
+        number of documents, and after "nothing". "books": whose window each is.
     """
     model.eval()
     kept = _kept(folder, "merged_bits")
     base, head = model.base_model, model.get_output_embeddings()
     device = next(model.parameters()).device
-    count = min(x for x in (sequences, task.size("test")) if x is not None)
+    places = task.within_documents("test", task.length, most=windows)
 
-    def bits(cut: int | None) -> float:
-        total = asked = 0.0
+    def bits(cut: int | None) -> list[float]:
+        found: list[float] = []
         together = max(1, _room(model, task.length)[0] // task.length)
-        for begin in range(0, count, together):
-            batch = task.batch("test", range(begin, min(begin + together, count)))
+        for begin in range(0, len(places), together):
+            batch = task.batch_at("test", places[begin : begin + together], task.length)
             ids, labels = batch["input_ids"], batch["labels"][:, read:].to(device)
             cache = base.new_cache()
             if cut is not None:
@@ -410,17 +411,16 @@ def merged_bits(
                 cache = _merged_cache(model, ids[:, :read], even.expand(len(ids), -1))
             given = {"past_key_values": cache, "use_cache": True}
             hidden = base(input_ids=ids[:, read:].to(device), **given)[0]
-            logits = head(hidden)[..., : task.num_classes].float().flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy
-            total += float(loss(logits, labels.flatten(), reduction="sum"))
-            asked += int((labels >= 0).sum())
-        return total / asked / float(torch.log(torch.tensor(2.0)))
+            logits = head(hidden)[..., : task.num_classes].float().transpose(1, 2)
+            loss = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+            found += (loss.mean(1) / math.log(2)).tolist()
+        return found
 
     with precision_of(config):
         return {
             "read": read,
             "scored": task.length - read,
-            "windows": count,
+            "books": [book for book, _ in places],
             "nothing": kept.get("nothing", partial(bits, None)),
             "row": kept.get("1", partial(bits, 1)),
             "merged": {str(cut): kept.get(str(cut), partial(bits, cut)) for cut in documents},

@@ -1,8 +1,10 @@
 """Memories that add up: what it costs to read documents apart, on needles and on books."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vort.lab.experiments.books import BOOKS_TASK, books_cell
@@ -11,16 +13,22 @@ from vort.lab.experiments.experiment import Experiment, Record, Summary
 from vort.lab.experiments.scores import by_row, label_of, labels_of, seed_interval, show
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
+from vort.pretrained import DEFAULT, pretrained_path
 
 __all__ = ["MERGED"]
 
 _BOOKS_ROWS = ("vort", "mixture_rates_gated")
-_BOOKS: dict[str, Any] = {"read": 4096, "documents": (2, 8, 32), "sequences": 100}
+_BOOKS: dict[str, Any] = {"read": 4096, "documents": (2, 8, 32), "windows": 10}
 _BOOKS_LAYERS = (1, 4)
+# Windows of a book that the model that comes with the package reads: on a CPU, half a minute each.
+_READ_BY_PUBLISHED = 4
 
 
 def cells(size: Size, data: Path | None = None) -> list[Cell]:
-    """Models of books, one layer and four; needles come from the other table's models."""
+    """Models of books, one layer and four, and the one that comes with the package.
+
+    Needles come from the other table's models.
+    """
     if size == "laptop" or data is None:
         return []
     task = {**BOOKS_TASK[size], "source": str(data)}
@@ -36,7 +44,19 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
                     tags={"layers": layers},
                 )
             )
-    return found
+    settings = pretrained_path(DEFAULT) / "config.json"
+    published = Cell(
+        experiment="merged",
+        size=size,
+        model=DEFAULT,
+        seed=0,
+        task=task,
+        config={"pretrained": DEFAULT},
+        training={"steps": 1},
+        after={"merged_bits": _BOOKS | {"windows": _READ_BY_PUBLISHED}},
+        tags={"layers": json.loads(settings.read_text())["num_hidden_layers"]},
+    )
+    return [*found, published]
 
 
 def summarise(records: Sequence[Record], size: Size) -> Summary:
@@ -87,13 +107,17 @@ def _bits_sheet(records: Sequence[Record]) -> Sheet:
     rows = []
     for record in records:
         bits = record["merged_bits"]
-        figures = [bits["nothing"], bits["row"], *(bits["merged"][cut] for cut in cuts)]
-        layers = str(record["model"]["num_hidden_layers"])
-        rows.append([label_of(record["cell"]["model"]), layers, *(f"{x:.4f}" for x in figures)])
+        row, layers = bits["row"], str(record["cell"]["layers"])
+        name = f"{label_of(record['cell']['model'])}, {len(row)} windows"
+        rows.append([name, layers, f"{fmean(row):.4f}"])
+        for other in (bits["nothing"], *(bits["merged"][cut] for cut in cuts)):
+            costs = (a - b for a, b in zip(other, row, strict=True))
+            # what is said of seeds holds of books: windows of one count once
+            rows[-1].append(show(seed_interval(zip(bits["books"], costs, strict=True)), 4))
     return Sheet(
-        f"Books: bits a character of the {first['scored']:,} after {first['read']:,} that were "
-        "read apart",
-        ["model", "layers", "nothing", "in a row", *(f"{cut} documents" for cut in cuts)],
+        f"Books: bits a character of the {first['scored']:,} after {first['read']:,}; and what it "
+        "costs to have read nothing, or documents apart (intervals over books)",
+        ["model", "layers", "in a row", "nothing", *(f"{cut} documents" for cut in cuts)],
         rows,
     )
 

@@ -36,6 +36,7 @@ from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
 from vort.lab.training.data import keep_batches
+from vort.pretrained import pretrained_path
 
 __all__ = [
     "AFTER",
@@ -306,27 +307,31 @@ def run_cell(cell: Cell, folder: RunFolder) -> Path:
 
 
 def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
-    """Train and score: the usual cell."""
+    """Train and score: the usual cell. One of a model that comes with the package only scores."""
     task = make_task(**cell.task)
-    model = build_model(task, cell.config, cell.seed)
     config = TrainingConfig(**cell.training, seed=cell.seed, progress=False)
     # On a GPU that several cells share, it is the host that they wait for.
     config = replace(config, workers=data_workers(config.workers), record_steps=True)
     scratch = folder.checkpoints(cell)
-    # The test split is scored below, by finer classes of lag.
-    base = replace(config, test_sequences=0)
-    found = train(model, task, base, directory=scratch, resume=True)
-    result = {
-        "searched": cell.search or False,
-        "searched_in": chosen_in(cell.search, cell.size),
-        "parameters": sum(x.numel() for x in model.parameters()),
-        **_state(model, task.length),
-        "task": task.describe(),
-        "validation": found.validation,
-        "history": found.history,
-        "steps": found.steps,
-        "tokens_per_second": round(found.tokens_per_second),
-    }
+    result: dict[str, Any] = {"task": task.describe()}
+    if "pretrained" in cell.config:
+        model = _published(cell.config["pretrained"])
+        config = replace(config, test_sequences=0)
+    else:
+        model = build_model(task, cell.config, cell.seed)
+        # The test split is scored below, by finer classes of lag.
+        base = replace(config, test_sequences=0)
+        found = train(model, task, base, directory=scratch, resume=True)
+        result |= {
+            "searched": cell.search or False,
+            "searched_in": chosen_in(cell.search, cell.size),
+            "validation": found.validation,
+            "history": found.history,
+            "steps": found.steps,
+            "tokens_per_second": round(found.tokens_per_second),
+        }
+    result["parameters"] = sum(x.numel() for x in model.parameters())
+    result |= _state(model, task.length)
     if config.test_sequences != 0:
         result |= _score(model, task, config)
     for name, options in cell.after.items():
@@ -334,6 +339,14 @@ def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
         result[name] = AFTER[name](model, task, config, **options, **more)
     shutil.rmtree(scratch, ignore_errors=True)
     return result
+
+
+def _published(name: str) -> Any:
+    """A model that comes with the package, in float32."""
+    from vort.models import VortForCausalLM
+
+    model = VortForCausalLM.from_pretrained(pretrained_path(name), dtype=torch.float32)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _score(model: Any, task: Any, config: Any) -> dict[str, Any]:
