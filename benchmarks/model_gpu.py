@@ -55,10 +55,14 @@ MODELS = ("vort", "vort_s12", "llama", "retnet", "gla")
 
 # Parts of a step by the names of kernels; the first that matches.
 PARTS = [
+    (
+        "retention",
+        r"^((key|query|output|normalizer|state|weights)_kernel|carry|chunk_|fused_recurrent)",
+    ),
+    ("full attention", r"flash|fmha"),
     ("local attention", r"attend|local|rotate|rope"),
-    ("retention", r"(^|\W)(key|query|output|normalizer)_kernel|state_|carry|weigh"),
     ("matrix products", r"gemm|nvjet|cutlass|xmma|cublas|splitK|gemv"),
-    ("heads: convolution, norm, RoPE", r"heads|conv|angle|sums_gradient|taps_gradient"),
+    ("heads: convolution, norm, RoPE", r"heads|conv|angle|sums_gradient|taps_gradient|rotary"),
     ("feature maps", r"hedgehog|favor"),
     ("routing", r"routing|order"),
     ("norms", r"norm"),
