@@ -153,19 +153,53 @@ def test_in_one_layer_documents_read_apart_are_what_they_are_in_a_row() -> None:
     assert found["row"]["asked"] == 12
 
 
-def test_bits_after_documents_read_apart_are_those_of_a_row_in_one_layer(tmp_path: Path) -> None:
+def books_of(folder: Path) -> str:
+    """Twelve small books for training, and as many to be read."""
     for name in ("train", "test"):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir(parents=True)
         for number in range(12):
             text = f"Book {number} of {name} says the same again and again. " * 40
-            (tmp_path / name / f"{number}.txt").write_text(text)
-    task = Books(source=str(tmp_path), length=128, bounds=(64,))
+            (folder / name / f"{number}.txt").write_text(text)
+    return str(folder)
+
+
+def test_bits_after_documents_read_apart_are_those_of_a_row_in_one_layer(tmp_path: Path) -> None:
+    task = Books(source=books_of(tmp_path), length=128, bounds=(64,))
     model = model_of("vort", task, conv_size=0, num_hidden_layers=1)
     found = merged_bits(model, task, CONFIG, read=96, documents=(2, 8), windows=2)
     assert found["books"] == [book for book in range(12) for _ in range(2)]
     assert found["merged"]["8"] == pytest.approx(found["row"], abs=1e-4)
     assert found["nothing"] != pytest.approx(found["row"], abs=1e-4)
     assert found["scored"] == 32
+
+
+def test_the_model_that_comes_with_the_package_is_a_row_that_is_not_trained(
+    tmp_path: Path,
+) -> None:
+    data, folder = tmp_path / "books", RunFolder(tmp_path / "run")
+    books_of(data)
+    *trained, published = EXPERIMENTS["merged"].cells("paper", data)
+    assert all("pretrained" not in cell.config for cell in trained)
+    options = {"read": 96, "documents": (2, 4), "windows": 1}
+    cell = replace(
+        published,
+        task={"name": "books", "source": str(data), "length": 128, "bounds": (64,)},
+        after={"merged_bits": options},
+    )
+    run_cell(cell, folder)
+    found = folder.read(cell)
+    assert found is not None
+    assert "steps" not in found
+    assert found["parameters"] == 5_913_912
+    # a sentence that comes again and again is known better once it was read
+    bits = found["merged_bits"]
+    assert all(row < nothing for row, nothing in zip(bits["row"], bits["nothing"], strict=True))
+    (sheet,) = summarise(EXPERIMENTS["merged"], folder, "paper").summary.sheets
+    assert sheet.headings[2:] == ["in a row", "nothing", "2 documents", "4 documents"]
+    ((name, layers, _, nothing, *apart),) = sheet.rows
+    assert (name, layers) == ("books-6m, 12 windows", "7")
+    assert float(nothing.split(" ± ")[0]) > 0
+    assert all(" ± " in x for x in apart)
 
 
 def test_the_eleven_tasks_are_told_apart() -> None:

@@ -49,9 +49,9 @@ NEAR, AFTER = 16, 32
 SETTLED = 4
 # Programs of a walk over tokens for a large GPU.
 RESIDENT = 1050
-# Keys and values of a head that the tokens' kernel has registers for, and scales, of which more
-# than these want small tiles.
-WIDEST, MOST_SCALES, SMALL_FROM = 64, 256, 32
+# Keys and values of a head, and scales, that the tokens' kernel has registers for: beyond so many
+# scales in small tiles.
+WIDEST, MOST_SCALES, SCALES_IN_LARGE_TILES = 64, 256, 32
 # Readers of a row up to which pairs are always the cheaper way.
 FEW = 64
 
@@ -506,7 +506,7 @@ class Cut(NamedTuple):
         count = inputs.asked.shape[0]
         # ieee products run on plain multiply-adds, and want small tiles
         tokens, readers = (32, 16) if inputs.q.dtype == torch.float32 else (64, 64)
-        if inputs.write.shape[3] > SMALL_FROM:
+        if inputs.write.shape[3] > SCALES_IN_LARGE_TILES:
             tokens, readers = 16, min(readers, 32)
         blocks = cdiv(length, tokens)
         strides = max(1, cdiv(count, max(batch, 1) * readers))
@@ -548,7 +548,7 @@ def _constants(inputs: Inputs, cut: Cut) -> dict[str, object]:
 
 
 def _tile(inputs: Inputs, stages: int) -> Tile:
-    large = inputs.q.dtype == torch.float32 or inputs.write.shape[3] > SMALL_FROM
+    large = inputs.q.dtype == torch.float32 or inputs.write.shape[3] > SCALES_IN_LARGE_TILES
     return Tile(0, 8, 1) if large else Tile(0, 4, stages)
 
 
