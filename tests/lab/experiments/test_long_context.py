@@ -22,6 +22,7 @@ from vort.lab.experiments.search import chosen_in
 from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task
 from vort.lab.training import TrainingConfig
+from vort.pretrained import DEFAULT
 
 ROWS = ("vort", "exponential_learned_gated", "mixture_rates_gated", "softmax", "gla", "gated_delta")
 CONFIG = TrainingConfig(steps=1, precision="float32")
@@ -179,7 +180,8 @@ def test_the_model_that_comes_with_the_package_is_a_row_that_is_not_trained(
     data, folder = tmp_path / "books", RunFolder(tmp_path / "run")
     books_of(data)
     *trained, published = EXPERIMENTS["merged"].cells("paper", data)
-    assert all("pretrained" not in cell.config for cell in trained)
+    assert published.model == DEFAULT
+    assert DEFAULT not in {cell.model for cell in trained}
     options = {"read": 96, "documents": (2, 4), "windows": 1}
     cell = replace(
         published,

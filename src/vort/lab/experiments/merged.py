@@ -51,7 +51,6 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
         model=DEFAULT,
         seed=0,
         task=task,
-        config={"pretrained": DEFAULT},
         training={"steps": 1},
         after={"merged_bits": _BOOKS | {"windows": _READ_BY_PUBLISHED}},
         tags={"layers": json.loads(settings.read_text())["num_hidden_layers"]},

@@ -36,7 +36,7 @@ from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
 from vort.lab.training.data import keep_batches
-from vort.pretrained import pretrained_path
+from vort.pretrained import pretrained_names, pretrained_path
 
 __all__ = [
     "AFTER",
@@ -307,15 +307,15 @@ def run_cell(cell: Cell, folder: RunFolder) -> Path:
 
 
 def _train(cell: Cell, folder: RunFolder) -> dict[str, Any]:
-    """Train and score: the usual cell. One of a model that comes with the package only scores."""
+    """Train and score: the usual cell. A row that has the name of a published model only scores."""
     task = make_task(**cell.task)
     config = TrainingConfig(**cell.training, seed=cell.seed, progress=False)
     # On a GPU that several cells share, it is the host that they wait for.
     config = replace(config, workers=data_workers(config.workers), record_steps=True)
     scratch = folder.checkpoints(cell)
     result: dict[str, Any] = {"task": task.describe()}
-    if "pretrained" in cell.config:
-        model = _published(cell.config["pretrained"])
+    if cell.model in pretrained_names():
+        model = _published(cell.model)
         config = replace(config, test_sequences=0)
     else:
         model = build_model(task, cell.config, cell.seed)
