@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vort.layers.at_once import attention_at_once
 from vort.layers.cache import LayerStates
 from vort.layers.packing import Packing, check_call
 from vort.layers.parts import RMSNorm, ShortConvolution
@@ -249,8 +250,14 @@ class VortAttention(nn.Module):
             kept = past_key_values if use_cache else None
             found = part.attend(self, norm, hidden_states, delta, kept, entity_mask)
             return found if output_orders else found[:3]
-        length = hidden_states.shape[1]
         first = None if norm is None else norm.fused()
+        given = (attention_mask, past_key_values, cu_seqlens, entity_mask, asked)
+        if type(self) is VortAttention and all(x is None for x in given):
+            found = attention_at_once(self, first, hidden_states, delta)
+            if found is not None:
+                residual, output, order = found
+                return residual, output, None, *[order] * output_orders
+        length = hidden_states.shape[1]
         if delta is not None and (attention_mask is not None or cu_seqlens is not None):
             hidden_states, delta = hidden_states + delta, None
         residual = hidden_states
@@ -408,7 +415,8 @@ class VortAttention(nn.Module):
             k_norm=None if norms is None else norms[1].weight,
             eps=1e-6 if norms is None or norms[0].eps is None else norms[0].eps,
             rope_base=self.rope_base if self.window else None,
-            features=self.memory.maps,
+            # Heads that nothing turns are one for memory and window: these want no features.
+            features=None if self.window and self.rope_base is None else self.memory.maps,
             seen=before["local.seen"] if before is not None and self.window else None,
             lengths=None if piece.padding is None else piece.padding.lengths,
             cu_seqlens=piece.cu_seqlens,

@@ -67,25 +67,32 @@ class VortMemory(RetentionMemory):
 
     def along(self, x: Tensor) -> Along | None:
         """The router's weights, unless somebody watches it."""
-        return None if is_watched(self.router, self.router.gates) else self.router.along(x)
+        router = self.router
+        return None if is_watched(router, router.gates) else router.along(x)
 
     def step_weights(self, x: Tensor) -> StepWeights | None:
         """Those of a router of continuous orders behind learned maps; see `Memory`."""
-        maps, router, along = (self.query_map, self.key_map), self.router, self.along(x)
-        learned = all(type(m) is HedgehogFeatures and m.num_heads is not None for m in maps)
-        # The kernels have one row of rates for all heads.
-        if along is None or not learned or type(router) is not Router or router.learns_rates:
+        query, key, router = self.query_map, self.key_map, self.router
+        if type(query) is not HedgehogFeatures or type(key) is not HedgehogFeatures:
             return None
-        write, read = router.gates.write, router.gates.read
-        q_map, k_map = (m.weight for m in maps)  # type: ignore[union-attr]
+        # Whoever routes or retrieves in a way of its own is asked; and the kernels have maps for
+        # each head, and one row of rates for all heads.
+        alone = type(self) is VortMemory and type(router) is Router and not router.learns_rates
+        if not alone or query.num_heads is None or key.num_heads is None:
+            return None
+        along = self.along(x)
+        if along is None:
+            return None
+        gates, gain = router.gates, router.gate_gain
+        write, read = gates.write, gates.read
         return StepWeights(
-            q_map,  # type: ignore[arg-type]
-            k_map,  # type: ignore[arg-type]
+            query.weight,
+            key.weight,
             along.weights,
             router.order.bias,
             None if write is None else write.bias,
             None if read is None else read.bias,
-            None if router.gate_gain is None else router.gate_gain.bias,
+            None if gain is None else gain.bias,
             along.rest[0] if router.use_entropy else None,
             router.basis.polynomials_on(x.device, torch.float32),
             router.log_decay(x.device),
@@ -201,16 +208,16 @@ class Router(nn.Module):
 
     def along(self, x: Tensor) -> Along | None:
         """The weights behind all logits, where kernels take them past their modules."""
-        gates = (self.gates.write, self.gates.read, self.gate_gain)
         known = self.routing == "continuous" and self.order_input == "hidden"
-        if not known or not is_plain(x, self.order, *gates, kinds=_PLAIN):
+        gates, order = self.gates, self.order
+        projections = (gates.write, gates.read, self.gate_gain)
+        if not known or not is_plain(x, order, *projections, kinds=_PLAIN):
             return None
-        size = x.shape[-1]
-        columns = [size, *[self.num_heads] * self.use_entropy, *[1] * self.use_entity]
-        first, *rest = (
-            self.order.weight.split(columns, 1) if len(columns) > 1 else (self.order.weight,)
-        )
-        return Along([first, *(p.weight for p in gates if p is not None)], tuple(rest))
+        weight = order.weight
+        columns = [x.shape[-1], *[self.num_heads] * self.use_entropy, *[1] * self.use_entity]
+        parts = torch.split_with_sizes(weight, columns, 1) if len(columns) > 1 else (weight,)
+        weights = [parts[0], *(p.weight for p in projections if p is not None)]
+        return Along(weights, parts[1:])
 
     def routing_of(self, along: Along, entropy: Tensor | None, entity: Tensor | None) -> Routing:
         """`forward` as one pass over the logits of `along`."""

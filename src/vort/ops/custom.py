@@ -8,9 +8,10 @@ is computed by plain PyTorch, for those ops that say how.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from inspect import Parameter as Argument
 from inspect import Signature
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -18,12 +19,28 @@ from torch.nn import Parameter
 
 from vort.ops.gpu.launcher import transformed
 
-__all__ = ["Some", "Tensors", "custom_op", "traced"]
+__all__ = ["Op", "Some", "Tensors", "custom_op", "traced"]
 
 Inputs = TypeVar("Inputs", bound=tuple[Any, ...])
 Tensors: TypeAlias = tuple[Tensor | None, ...]
 # The same for a reader who knows which are there.
 Some: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Generic[Inputs]):
+    """A differentiable function of its inputs: call it.
+
+    `forward` and `backward` are what it was made of, for ops that are several others in a row.
+    """
+
+    call: Callable[[Inputs], tuple[Any, ...]]
+    forward: Callable[[Inputs], Tensors]
+    backward: Callable[[Inputs, Some, Some, Sequence[bool]], Tensors]
+
+    def __call__(self, given: Inputs) -> tuple[Any, ...]:
+        """The outputs that are shown."""
+        return self.call(given)
 
 
 def custom_op(
@@ -39,7 +56,7 @@ def custom_op(
     saved: tuple[str, ...] = (),
     forget: tuple[str, ...] = (),
     plain: Callable[[Inputs], Tensors] | None = None,
-) -> Callable[[Inputs], tuple[Any, ...]]:
+) -> Op[Inputs]:
     """Return a function of `inputs` that gives the first `shown` outputs of `forward`.
 
     name: the operator's, say `vort::rms_norm_fused`; `vort::rms_norm_fused_backward` comes with it
@@ -147,7 +164,7 @@ def custom_op(
         return quick(*given)  # type: ignore[no-any-return]
 
     if shapes is None:
-        return run
+        return Op(run, forward, backward)
     empty = shapes
 
     def run_forward(*given: Any) -> Any:
@@ -208,7 +225,7 @@ def custom_op(
             return _emptied(_tuple(operator(*given))[:shown])
         return run(given)
 
-    return call
+    return Op(call, forward, backward)
 
 
 def traced(x: Tensor) -> bool:

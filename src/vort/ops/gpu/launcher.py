@@ -66,11 +66,11 @@ def kernels_take(*tensors: Tensor) -> bool:
     False
     """
     dtype = tensors[0].dtype
-    for x in tensors:
-        if x.device.type != "cuda" or x.dtype != dtype:
+    for x in tensors:  # several times a layer: the short way to ask
+        if not x.is_cuda or x.dtype is not dtype:
             return False
-    known = dtype in (torch.bfloat16, torch.float32) and has_triton()
-    return known and not _switched_off and not transformed()
+    known = dtype is torch.bfloat16 or dtype is torch.float32
+    return known and _FOUND and not _switched_off and not transformed()
 
 
 def require_kernels(device: torch.device, instead: str) -> None:

@@ -40,7 +40,7 @@ class Together:
 
     def parts(self, product: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         """`product` `[..., sum of widths]` as its parts, which are known by their places."""
-        found: tuple[Tensor, ...] = product.split(list(widths), -1)
+        found: tuple[Tensor, ...] = torch.split_with_sizes(product, list(widths), -1)
         self._width, first = product.shape[-1], 0
         for i, part in enumerate(found):
             place = part.data_ptr()

@@ -28,11 +28,15 @@ from vort.ops.rms_norm.triton import (
 )
 
 __all__ = [
+    "NormInputs",
+    "ProductInputs",
     "cross_entropy_fused",
     "gated_mlp_fused",
     "gated_norm_linear_fused",
+    "gated_norm_op",
     "products_fused",
-]
+    "products_op",
+]  # fmt: skip
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 ROWS = Tile(columns=1024, warps=4, stages=1)
@@ -471,7 +475,7 @@ def _loss_shapes(inputs: LossInputs) -> Tensors:
 
 
 _WEIGHTS = tuple(f"w{i}" for i in range(MOST))
-_products_op = custom_op(
+products_op = custom_op(
     "vort::products",
     ProductInputs,
     _products,
@@ -495,7 +499,7 @@ _mlp_op = custom_op(
     gradients=("x", "delta", "norm", "gate", "up", "down"),
     forget=("x", "delta"),
 )
-_gated_norm_op = custom_op(
+gated_norm_op = custom_op(
     "vort::gated_norm_linear",
     NormInputs,
     _gated_norm,
@@ -532,7 +536,7 @@ def products_fused(
     join = len(groups) > 1 and all(sum(w.shape[0] for w in g) % 8 == 0 for g in groups)
     together = Together() if join else None
     inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes, together))
-    return _products_op(inputs)[: 2 + len(sizes)]
+    return products_op(inputs)[: 2 + len(sizes)]
 
 
 def gated_mlp_fused(
@@ -553,7 +557,7 @@ def gated_norm_linear_fused(
     eps: float,
 ) -> Tensor:  # fmt: skip
     """(norm(x + other) silu(gate)) W^T, all that is between computed again in the backward."""
-    y: Tensor = _gated_norm_op(NormInputs(x, other, gate, norm, weight, float(eps)))[0]
+    y: Tensor = gated_norm_op(NormInputs(x, other, gate, norm, weight, float(eps)))[0]
     return y
 
 

@@ -24,7 +24,7 @@ from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
 from vort.ops.gpu.parts import fold
 from vort.ops.gpu.together import room_for
 
-__all__ = ["order_weights_fused", "routing_weights_fused"]
+__all__ = ["RoutingInputs", "order_weights_fused", "routing_op", "routing_weights_fused"]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 NUMBERS = 2048  # that a program computes
@@ -452,7 +452,7 @@ def _routing_backward(
     return dlogits, *dbiases, dmore, dweight
 
 
-_routing_weights = custom_op(
+routing_op = custom_op(
     "vort::routing_weights",
     RoutingInputs,
     _routing_forward,
@@ -475,5 +475,5 @@ def routing_weights_fused(inputs: RoutingInputs) -> tuple[Tensor, Tensor, Tensor
     `[..., F]` with more_weight `[H, F]` adds to the orders' logits; polynomials `[S, degree + 1]`
     of the basis, float32. Not to be traced.
     """
-    order, write, read = _routing_weights(inputs)
+    order, write, read = routing_op(inputs)
     return order, write, read

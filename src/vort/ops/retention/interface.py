@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 # Measured on a CPU: a few steps cost less than setting up one chunk.
 _FEW_TOKENS = 4
 # Scales that the GPU kernels take in one call.
-_KERNEL_SCALES = 32
+KERNEL_SCALES = 32
 
 
 def retention(
@@ -178,7 +178,7 @@ def _load(backend: str, inputs: Inputs) -> Callable[[Inputs], tuple[Tensor, Rete
     single = inputs.q.shape[1] == 1 and inputs.cu_seqlens is None and inputs.chunk_size is None
     if single and not inputs.tracked:
         return retention_decode
-    if inputs.write.shape[-1] > _KERNEL_SCALES and not pairs_pay(inputs):
+    if inputs.write.shape[-1] > KERNEL_SCALES and not pairs_pay(inputs):
         return partial(_in_groups, retention_triton)
     return retention_triton
 
@@ -187,4 +187,4 @@ def _in_groups(
     kernels: Callable[[Inputs], tuple[Tensor, RetentionState | None]], inputs: Inputs
 ) -> tuple[Tensor, RetentionState | None]:
     """More scales than kernels take. Places are not passed on: groups are summed everywhere."""
-    return retention_in_groups(kernels, _KERNEL_SCALES, inputs._replace(asked=None))
+    return retention_in_groups(kernels, KERNEL_SCALES, inputs._replace(asked=None))

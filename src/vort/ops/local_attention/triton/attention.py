@@ -15,7 +15,7 @@ from vort.ops.local_attention.checks import WIDEST
 from .kernels import attend_kernel, attended_key_kernel, attended_query_kernel
 from .walk import attended_walk_kernel
 
-__all__ = ["attend_fused"]
+__all__ = ["attend_fused", "attend_op"]
 
 # Launches of the walk that makes all gradients, by type; float32 has no registers for it.
 WALKS = {torch.bfloat16: Tile(64, 4, 1)}
@@ -157,7 +157,7 @@ def _shapes(inputs: Inputs) -> Tensors:
     return o, entropy, lse
 
 
-_attend = custom_op(
+attend_op = custom_op(
     "vort::local_attention_fused",
     Inputs,
     _forward,
@@ -195,5 +195,5 @@ def attend_fused(
         raise ValueError(
             f"head dimensions must be at most {WIDEST}, got {q.shape[-1]} and {v.shape[-1]}"
         )
-    o, entropy = _attend(Inputs(q, k, v, start, valid, window, scale, return_entropy))
+    o, entropy = attend_op(Inputs(q, k, v, start, valid, window, scale, return_entropy))
     return o, entropy

@@ -20,7 +20,7 @@ from .pairs import pairs_pay, retention_pairs
 from .spans import Spans, cdiv, rate_stride
 from .states import carry_kernel, state_kernel, weights_kernel
 
-__all__ = ["retention_triton"]
+__all__ = ["retention_op", "retention_triton"]
 
 # Programs of the walk over states for a large GPU: four run at once on each of 132
 # multiprocessors, and as many again take the place of those that end early (b costs less than G,
@@ -64,7 +64,7 @@ def retention_triton(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     if write.shape[-1] > 32:
         raise ValueError(f"S must be at most 32, got {write.shape[-1]}")
     G, b = (None if x is None else x.float() for x in (inputs.G, inputs.b))
-    o, G_last, b_last = _retention(inputs._replace(G=G, b=b))
+    o, G_last, b_last = retention_op(inputs._replace(G=G, b=b))
     return o, RetentionState(G_last, b_last) if inputs.output_final_state else None
 
 
@@ -290,7 +290,7 @@ def _both(p: Spans, like: Tensor, G: Tensor | None, b: Tensor | None) -> Pair:
     return G, b
 
 
-_retention = custom_op(
+retention_op = custom_op(
     "vort::retention_forward",
     Inputs,
     _forward,

@@ -16,7 +16,7 @@ from .backward import sums_gradient_kernel, taps_gradient_kernel
 from .forward import heads_tile_kernel
 from .inputs import Inputs, dense_rows, empty_heads, turn_stride
 
-__all__ = ["heads_fused", "turned_again"]
+__all__ = ["heads_fused", "heads_op", "turned_again"]
 
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
@@ -159,7 +159,7 @@ def _through_taps(
     return dx, dtaps
 
 
-_heads = custom_op(
+heads_op = custom_op(
     "vort::heads",
     Inputs,
     _forward,
@@ -182,7 +182,7 @@ def heads_fused(inputs: Inputs) -> Some:
     from two readers are added in the kernel; only where nothing traces, since an operator may not
     return a tensor twice.
     """
-    return _heads(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
+    return heads_op(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
 
 
 def turned_again(inputs: Inputs) -> Tensors:

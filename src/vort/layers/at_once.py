@@ -1,0 +1,116 @@
+"""Whole sequences through a layer of VORT as one differentiable function, where kernels know it.
+
+For training, where asking and telling op by op would take the host longer than kernels take. What
+is computed is what `VortAttention` computes.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vort.layers.parts import RMSNorm
+from vort.ops.gpu.launcher import kernels_take
+from vort.ops.gpu.together import Together
+from vort.ops.linear import WIDEST as WIDEST_ROW
+from vort.ops.linear import Norm, is_plain, is_watched
+from vort.ops.retention.interface import KERNEL_SCALES
+from vort.ops.short_convolution import LONGEST, WIDEST
+
+if TYPE_CHECKING:
+    from vort.layers.vort_attention import VortAttention
+    from vort.memories.interface import StepWeights
+
+__all__ = ["attention_at_once"]
+
+# Columns that matrix units can begin at.
+ALIGNED = 8
+NO_NORM = Norm(None, 1e-6)  # type: ignore[arg-type]
+
+
+def attention_at_once(
+    layer: "VortAttention", norm: Norm | None, x: Tensor, delta: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """x + delta `[B, T, hidden_size]`, the layer's output of its norm, and the orders.
+
+    None where kernels cannot serve this layer: nothing has happened then.
+    """
+    linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.o_proj)
+    if not is_plain(x, *linears) or torch.is_autocast_enabled("cuda"):
+        return None
+    if norm is None and delta is not None:
+        return None
+    memory = layer.memory.step_weights(x)
+    if memory is None or not _fits(layer, norm, x, delta, memory):
+        return None
+    from vort.ops.mixing import LayerInputs, attention_layer
+    from vort.ops.short_convolution.triton import turn_table
+
+    conv, gate = layer.convolution, layer.g_proj
+    first = NO_NORM if norm is None else norm
+    q_norm, k_norm, out_norm = (
+        NO_NORM if n is None else n.fused() for n in (layer.q_norm, layer.k_norm, layer.norm)
+    )
+    cos = sin = None
+    if layer.window and layer.rope_base is not None:
+        cos, sin = turn_table(x.shape[1], layer.head_dim, layer.rope_base, x.device)
+    logits = iter(memory.weights)
+    biases = (memory.order_bias, memory.write_bias, memory.read_bias, memory.gain_bias)
+    tensors = (
+        x,
+        delta,
+        first.weight,
+        *(p.weight for p in linears[:3]),
+        None if gate is None else gate.weight,
+        *(None if bias is None else next(logits) for bias in biases),
+        None if conv is None else conv.weight,
+        q_norm.weight,
+        k_norm.weight,
+        cos,
+        sin,
+        memory.q_map,
+        memory.k_map,
+        *biases,
+        memory.mix if layer.window else None,
+        memory.polynomials,
+        memory.log_decay,
+        out_norm.weight,
+        layer.o_proj.weight,
+    )
+    sizes = (first.eps, layer.num_heads, q_norm.eps, layer.window)
+    inputs = LayerInputs._make((*tensors, *sizes, *memory[-4:], out_norm.eps, Together()))
+    return attention_layer(inputs)
+
+
+def _fits(
+    layer: "VortAttention",
+    norm: Norm | None,
+    x: Tensor,
+    delta: Tensor | None,
+    memory: "StepWeights",
+) -> bool:
+    """Whether kernels know every part of the layer, all in one type."""
+    norms, conv = [layer.q_norm, layer.k_norm, layer.norm], layer.convolution
+    if (norms[0] is None) != (norms[1] is None) or (layer.window and layer.rope_base is None):
+        return False
+    parts = [p for p in (layer.memory, conv, *norms) if p is not None]
+    normed = all(n is None or type(n) is RMSNorm for n in norms)
+    if not normed or is_watched(*parts) or layer.memory.maps is None:
+        return False
+    if conv is not None and conv.size > LONGEST:
+        return False
+    given = [memory.q_map, memory.k_map, *memory.weights]
+    given += [p.weight for p in (conv, *norms) if p is not None]
+    given += [t for t in (delta, None if norm is None else norm.weight) if t is not None]
+    sizes = (layer.head_dim, memory.q_map.shape[2])
+    columns = (layer.num_heads * layer.head_dim, sum(w.shape[0] for w in memory.weights))
+    return (
+        kernels_take(x, *given)
+        and x.numel() > 0
+        and 0 < x.shape[2] <= WIDEST_ROW
+        and (delta is None or delta.shape == x.shape)
+        and max(sizes) <= WIDEST
+        and layer.head_dim % 2 == 0
+        and memory.log_decay.shape[-1] <= KERNEL_SCALES
+        and all(n % ALIGNED == 0 for n in columns)
+    )

@@ -1,0 +1,90 @@
+"""Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
+
+from unittest import mock
+
+import torch
+
+from tests.ops.interpreter import check_claim, kernels_everywhere
+from tests.ops.mixing.cases import CASES, SIZES, difference, layer_results
+
+
+def a_layer_at_once_is_its_ops_to_the_bit() -> None:
+    """Outputs and all gradients, whatever the layer is made of."""
+    with kernels_everywhere(True):
+        errors = difference(torch.float32, "cpu", 0)
+    assert len(errors) > 15 * len(CASES)
+    assert all(error == 0 for error in errors.values()), errors
+
+
+def a_layer_at_once_equals_one_without_kernels() -> None:
+    found = []
+    for kernels in (True, False):
+        with kernels_everywhere(kernels):
+            found.append(layer_results({}, torch.float32, "cpu", 0, at_once=kernels))
+    (got, taken), (wanted, _) = found
+    assert taken
+    assert got.keys() == wanted.keys()
+    for name, x in wanted.items():
+        assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
+
+
+def what_is_watched_or_unknown_goes_op_by_op() -> None:
+    """Hooks are called, and what kernels do not know is left to its modules."""
+    from vort.layers import VortAttention
+    from vort.layers.at_once import attention_at_once
+
+    with kernels_everywhere(True):
+        x = torch.randn(1, 7, 32)
+        assert attention_at_once(VortAttention(**SIZES), None, x, None) is not None
+        names = [
+            "q_proj", "g_proj", "o_proj", "convolution", "q_norm", "norm", "memory",
+            "memory.key_map", "memory.router", "memory.router.order", "memory.router.gates",
+            "memory.router.gates.read",
+        ]  # fmt: skip
+        for name in names:
+            layer = VortAttention(**SIZES)
+            layer.get_submodule(name).register_forward_hook(lambda *given: None)
+            assert attention_at_once(layer, None, x, None) is None, name
+        unknown = (
+            {"feature_map": "elu", "num_features": None}, {"rope_theta": None},
+            {"learn_basis": True}, {"num_attention_heads": 1},
+            {"memory": "exponential"}, {"num_key_value_heads": 1}, {"attention_bias": True},
+            {"routing": "banks", "num_banks": 2}, {"order_input": "values"},
+        )  # fmt: skip
+        for changes in unknown:
+            layer = VortAttention(**(SIZES | changes))
+            assert attention_at_once(layer, None, x, None) is None, changes
+
+
+def a_memory_of_ones_own_is_called() -> None:
+    from vort.layers import VortAttention
+    from vort.memories.retention_memory import Routing
+    from vort.memories.vort import VortMemory
+
+    class Silent(VortMemory):
+        def route(self, inputs: object) -> Routing:
+            routing = super().route(inputs)  # type: ignore[arg-type]
+            return routing._replace(write=routing.write * 0)
+
+    with kernels_everywhere(True):
+        layer = VortAttention(memory=Silent(**SIZES))
+        x = torch.randn(1, 7, 32)
+        with mock.patch.object(layer.memory, "route", wraps=layer.memory.route) as called:
+            layer(x)
+    assert called.called
+
+
+def heads_that_nothing_turns_are_no_features_to_the_window() -> None:
+    """Without RoPE memory and window share their heads: the window must not see a map of them."""
+    from vort.layers import VortAttention
+
+    layer = VortAttention(**(SIZES | {"rope_theta": None}))
+    x, found = torch.randn(2, 9, 32), []
+    for kernels in (True, False):
+        with kernels_everywhere(kernels):
+            found.append(layer(x)[0])
+    assert (found[0] - found[1]).norm() <= 1e-5 * found[1].norm()
+
+
+if __name__ == "__main__":
+    check_claim()
