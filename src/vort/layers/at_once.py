@@ -14,6 +14,7 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.gpu.together import Together
 from vort.ops.linear import WIDEST as WIDEST_ROW
 from vort.ops.linear import Norm, is_plain, is_watched
+from vort.ops.local_attention.exact import sequence_starts
 from vort.ops.retention.interface import KERNEL_SCALES
 from vort.ops.short_convolution import LONGEST, WIDEST
 
@@ -29,16 +30,23 @@ NO_NORM = Norm(None, 1e-6)  # type: ignore[arg-type]
 
 
 def attention_at_once(
-    layer: "VortAttention", norm: Norm | None, x: Tensor, delta: Tensor | None
+    layer: "VortAttention",
+    norm: Norm | None,
+    x: Tensor,
+    delta: Tensor | None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """x + delta `[B, T, hidden_size]`, the layer's output of its norm, and the orders.
+
+    cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1.
 
     None where kernels cannot serve this layer: nothing has happened then.
     """
     linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.o_proj)
     if not is_plain(x, *linears) or torch.is_autocast_enabled("cuda"):
         return None
-    if norm is None and delta is not None:
+    apart = cu_seqlens is not None and (x.shape[0] != 1 or cu_seqlens.device != x.device)
+    if apart or (norm is None and delta is not None):
         return None
     memory = layer.memory.step_weights(x)
     if memory is None or not _fits(layer, norm, x, delta, memory):
@@ -74,12 +82,21 @@ def attention_at_once(
         memory.mix if layer.window else None,
         memory.polynomials,
         memory.log_decay,
+        *_packing(cu_seqlens, x.shape[1]),
         out_norm.weight,
         layer.o_proj.weight,
     )
     sizes = (first.eps, layer.num_heads, q_norm.eps, layer.window)
     inputs = LayerInputs._make((*tensors, *sizes, *memory[-4:], out_norm.eps, Together()))
     return attention_layer(inputs)
+
+
+def _packing(cu_seqlens: Tensor | None, length: int) -> tuple[Tensor | None, ...]:
+    """Bounds, how many of its own sequence come before each position, and where that begins."""
+    if cu_seqlens is None:
+        return None, None, None
+    start = sequence_starts(length, cu_seqlens, cu_seqlens.device)
+    return cu_seqlens, torch.arange(length, device=start.device) - start, start
 
 
 def _fits(

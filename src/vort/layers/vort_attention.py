@@ -251,9 +251,9 @@ class VortAttention(nn.Module):
             found = part.attend(self, norm, hidden_states, delta, kept, entity_mask)
             return found if output_orders else found[:3]
         first = None if norm is None else norm.fused()
-        given = (attention_mask, past_key_values, cu_seqlens, entity_mask, asked)
+        given = (attention_mask, past_key_values, entity_mask, asked)
         if type(self) is VortAttention and all(x is None for x in given):
-            found = attention_at_once(self, first, hidden_states, delta)
+            found = attention_at_once(self, first, hidden_states, delta, cu_seqlens)
             if found is not None:
                 residual, output, order = found
                 return residual, output, None, *[order] * output_orders

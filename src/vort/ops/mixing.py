@@ -46,6 +46,8 @@ class LayerInputs(NamedTuple):
         mix: `[H, H]`, the orders' weight of the entropies of local attention; needs a window.
         polynomials: `[S, degree + 1]` of the basis, float32.
         log_decay: `[S]`, float32.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; with it age `[T]`, how many
+            positions of its own sequence come before each, and start `[T]`, where it begins.
         out_norm: `[D]` of the heads' norm at the end, with out_eps.
         out_weight: `[hidden_size, H D]`.
         num_heads: H.
@@ -80,6 +82,9 @@ class LayerInputs(NamedTuple):
     mix: Tensor | None
     polynomials: Tensor
     log_decay: Tensor
+    cu_seqlens: Tensor | None
+    age: Tensor | None
+    start: Tensor | None
     out_norm: Tensor | None
     out_weight: Tensor
     eps: float
@@ -104,13 +109,13 @@ class LayerInputs(NamedTuple):
 
     def heads(self, projected: Tensor) -> HeadsInputs:
         """Heads of the projections."""
-        given = (projected, self.conv, None, None, *self[12:18])
+        given = (projected, self.conv, None, self.age, *self[12:18])
         return HeadsInputs._make((*given, self.num_heads, self.num_heads, self.heads_eps, False))
 
     def near(self, q: Tensor, k: Tensor, v: Tensor) -> NearInputs:
         """Local attention of heads that RoPE has turned."""
         scale = q.shape[-1] ** -0.5
-        return NearInputs(q, k, v, None, None, self.window, scale, self.mix is not None)
+        return NearInputs(q, k, v, self.start, None, self.window, scale, self.mix is not None)
 
     def routing(self, logits: Tensor, entropy: Tensor | None) -> RoutingInputs:
         """Orders and weights of the logits."""
@@ -121,10 +126,9 @@ class LayerInputs(NamedTuple):
         self, q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor | None
     ) -> RetentionInputs:
         """Retrieval by features."""
+        rest = (None, None, self.cu_seqlens, None)
         options = (self.normalizer, self.include_self, self.retention_eps)
-        return RetentionInputs(
-            q, k, v, write, self.log_decay, read, None, None, None, None, *options
-        )
+        return RetentionInputs(q, k, v, write, self.log_decay, read, *rest, *options)
 
     def ending(self, found: Tensor, near: Tensor | None, gate: Tensor | None) -> NormInputs:
         """What both found, normed, gated and projected."""

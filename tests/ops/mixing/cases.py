@@ -24,7 +24,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def layer_results(
-    changes: dict[str, Any], dtype: torch.dtype, device: str, seed: int, *, at_once: bool
+    changes: dict[str, Any],
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    *,
+    at_once: bool,
+    given: dict[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], bool]:
     """Outputs and gradients of a layer after a norm, and whether it was one function."""
     from vort.layers import RMSNorm, VortAttention, vort_attention
@@ -50,7 +56,8 @@ def layer_results(
         mock.patch.object(vort_attention, "attention_at_once", watched),
         mock.patch.object(vort_attention, "FEW", 1),  # products of few rows are joined otherwise
     ):
-        total, y, _, order = layer.after_norm(norm, x, delta=delta, output_orders=True)
+        options = {"delta": delta, "output_orders": True, **(given or {})}
+        total, y, _, order = layer.after_norm(norm, x, **options)
     named = {"x": x, "delta": delta, "norm": norm.weight} | dict(layer.named_parameters())
     outputs = [total, y, order]
     grads = torch.autograd.grad(

@@ -28,6 +28,22 @@ def a_layer_at_once_equals_one_without_kernels() -> None:
         assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
 
 
+def packed_sequences_at_once_are_those_apart() -> None:
+    """The bounds reach convolution, window and memory; without kernels the result is the same."""
+    found = []
+    bounds = torch.tensor([0, 3, 3, 7])
+    for kernels in (True, False):
+        with kernels_everywhere(kernels):
+            changes, given = {"sliding_window": 5}, {"cu_seqlens": bounds}
+            found.append(
+                layer_results(changes, torch.float32, "cpu", 0, at_once=kernels, given=given)
+            )
+    (got, taken), (wanted, _) = found
+    assert taken
+    for name, x in wanted.items():
+        assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
+
+
 def what_is_watched_or_unknown_goes_op_by_op() -> None:
     """Hooks are called, and what kernels do not know is left to its modules."""
     from vort.layers import VortAttention

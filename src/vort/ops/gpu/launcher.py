@@ -8,6 +8,7 @@ directly, unless a profiler has asked Triton to be told.
 """
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,8 +19,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 __all__ = [
-    "Tile", "dense", "even_rows", "has_triton", "kernels_take", "launch", "power_of_two",
-    "require_kernels", "transformed", "without_kernels",
+    "Tile", "debugging", "dense", "even_rows", "has_triton", "kernels_take", "launch",
+    "power_of_two", "require_kernels", "transformed", "without_kernels",
 ]  # fmt: skip
 
 # Asked once: torch.compile does not trace a search for packages.
@@ -111,6 +112,17 @@ class Tile(NamedTuple):
         if self.early and OVERLAP:
             options |= {"launch_pdl": True}
         return options if self.registers is None else options | {"maxnreg": self.registers}
+
+
+def debugging() -> bool:
+    """Whether the environment asks for costly checks: `VORT_DEBUG=1`.
+
+    >>> import os; os.environ["VORT_DEBUG"] = "1"; debugging()
+    True
+    >>> del os.environ["VORT_DEBUG"]; debugging()
+    False
+    """
+    return os.environ.get("VORT_DEBUG", "0") not in ("", "0")
 
 
 def power_of_two(n: int, least: int = 16) -> int:

@@ -1,6 +1,5 @@
 """What a call of `retention` is given, and errors that say what was given instead of it."""
 
-import os
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from vort.names import check_choice
 from vort.ops.asked import check_places, check_range
+from vort.ops.gpu.launcher import debugging
 
 __all__ = [
     "DEFAULT_EPS",
@@ -19,7 +19,6 @@ __all__ = [
     "check_inputs",
     "compute_dtype",
     "count_sequences",
-    "debugging",
     "wants_grad",
 ]
 
@@ -83,17 +82,6 @@ def count_sequences(inputs: Inputs) -> int:
 def wants_grad(*tensors: Tensor | None) -> bool:
     """Whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-
-
-def debugging() -> bool:
-    """Whether the environment asks for costly checks: `VORT_DEBUG=1`.
-
-    >>> import os; os.environ["VORT_DEBUG"] = "1"; debugging()
-    True
-    >>> del os.environ["VORT_DEBUG"]; debugging()
-    False
-    """
-    return os.environ.get("VORT_DEBUG", "0") not in ("", "0")
 
 
 def check_inputs(inputs: Inputs) -> None:
