@@ -152,6 +152,49 @@ def test_what_cannot_be_merged_is_refused() -> None:
         read(model(num_hidden_layers=2), texts(20)[0]).aged(1, subject)
 
 
+@pytest.mark.parametrize("memory", ["vort", "gla"])
+def test_texts_read_side_by_side_leave_what_each_leaves_alone(memory: str) -> None:
+    subject = model(memory=memory, num_hidden_layers=2, conv_size=4, sliding_window=5)
+    documents = [ids[0] for ids in texts(40, 8, 70, 64, 1, 16)]
+    found = VortSession.read_apart(subject, [*documents, []], rows=3, chunk_size=8)
+    assert [session.tokens_seen for session in found] == [40, 8, 70, 64, 1, 16, 0]
+    for session, ids in zip(found, documents, strict=False):
+        alone = VortSession(subject, chunk_size=8)
+        alone.feed(ids)
+        torch.testing.assert_close(session.logits, alone.logits, rtol=1e-4, atol=1e-5)
+        more = torch.tensor([3, 1, 4, 1, 5])
+        session.feed(more)
+        alone.feed(more)
+        torch.testing.assert_close(session.logits, alone.logits, rtol=1e-4, atol=1e-5)
+        assert session._cache.get_seq_length() == alone._cache.get_seq_length()
+    found[-1].feed(documents[0])  # one that has read nothing is a session like any other
+
+
+def test_texts_read_side_by_side_may_be_saved_and_merged(tmp_path: Path) -> None:
+    subject = model()
+    documents = [ids[0] for ids in texts(12, 30)]
+    found = VortSession.read_apart(subject, documents)
+    found[0].save(tmp_path / "first.safetensors")
+    first = VortSession.load(tmp_path / "first.safetensors", subject)
+    assert torch.equal(first.logits, found[0].logits)
+    merged, row = VortSession.merged([first, found[1]]), VortSession(subject)
+    row.feed(torch.cat(documents))
+    for session in (merged, row):
+        session.feed(torch.tensor([1, 2, 3]))
+    torch.testing.assert_close(merged.logits, row.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_texts_that_cannot_be_read_side_by_side_are_refused() -> None:
+    subject = model()
+    with pytest.raises(TypeError, match="several, got one"):
+        VortSession.read_apart(subject, "a text")
+    with pytest.raises(ValueError, match="rows must be at least 1"):
+        VortSession.read_apart(subject, [[1]], rows=0)
+    with pytest.raises(ValueError, match=r"0\.\.31, got 32 at 1"):
+        VortSession.read_apart(subject, [[1], [1, 32]])
+    assert VortSession.read_apart(subject, []) == []
+
+
 def test_sessions_merge_save_and_go_on(tmp_path: Path) -> None:
     subject = model()
     documents = [ids[0] for ids in texts(40, 25, 70)]

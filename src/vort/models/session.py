@@ -69,6 +69,65 @@ class VortSession(Session):
             raise TypeError(f"model must be a VortForCausalLM, got {type(model).__name__}")
         super().__init__(model, tokenizer, chunk_size=chunk_size, seed=seed)
 
+    @classmethod
+    @torch.no_grad()
+    def read_apart(
+        cls,
+        model: VortForCausalLM,
+        texts: "Sequence[str | Sequence[int] | Tensor]",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        *,
+        rows: int = 16,
+        chunk_size: int = 1024,
+        seed: int = 0,
+    ) -> "list[VortSession]":
+        """A session for each text, read side by side: what feeding each alone leaves, but sooner.
+
+        Texts of about the same length share a batch; one that ends leaves it, and what stands in
+        its place until then counts for nothing. On a GPU a batch takes hardly longer than a text.
+
+        Args:
+            model: of all sessions.
+            texts: each a text or token ids, as `feed` takes them.
+            tokenizer: needed for text.
+            rows: texts that are read at once; memory while reading grows with it.
+            chunk_size: tokens of a text that are read at once, and the sessions' own.
+            seed: of each session.
+
+        >>> from vort.models import ByteTokenizer, VortConfig
+        >>> config = VortConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+        >>> model = VortForCausalLM(config).eval()
+        >>> found = VortSession.read_apart(model, ["Ada.", "At nine.", ""], ByteTokenizer())
+        >>> [session.tokens_seen for session in found]
+        [4, 8, 0]
+        """
+        if rows < 1:
+            raise ValueError(f"rows must be at least 1, got {rows}")
+        if isinstance(texts, str):
+            raise TypeError("texts must be several, got one: feed it to a session")
+        found = [cls(model, tokenizer, chunk_size=chunk_size, seed=seed) for _ in texts]
+        ids = [session._as_ids(text) for session, text in zip(found, texts, strict=True)]
+        # The longest first: those that are left then stand at the front of a batch.
+        order = sorted((i for i in range(len(ids)) if len(ids[i])), key=lambda i: -len(ids[i]))
+        for first in range(0, len(order), rows):
+            left, cache = order[first : first + rows], model.new_cache()
+            for start in range(0, len(ids[left[0]]), chunk_size):
+                pieces = [ids[i][start : start + chunk_size] for i in left]
+                logits = _read_rows(model, pieces, cache)
+                stay = [i for i in left if len(ids[i]) > start + chunk_size]
+                for row in range(len(stay), len(left)):
+                    seen = len(ids[left[row]])
+                    found[left[row]]._begin(cache.select(torch.tensor([row])), logits[row], seen)
+                cache = cache.select(torch.arange(len(stay)))
+                left = stay
+        return found
+
+    def _begin(self, cache: VortCache, logits: Tensor, tokens_seen: int) -> None:
+        """Go on from what one row of a batch has read."""
+        for index, state in cache.states.items():
+            self._cache.store_state(index, state, tokens_seen)
+        self._logits, self.tokens_seen = logits, tokens_seen
+
     def branch(self) -> "VortSession":
         """An independent copy, random numbers included; the model is shared."""
         other = VortSession(self.model, self.tokenizer, chunk_size=self.chunk_size)
@@ -166,6 +225,19 @@ class VortSession(Session):
         for index, state in states.items():
             session._cache.store_state(index, state, session.tokens_seen)
         return session
+
+
+def _read_rows(model: VortForCausalLM, pieces: list[Tensor], cache: VortCache) -> Tensor:
+    """Read one piece of each text into a row of the cache; logits after each, `[rows, V]`."""
+    lengths = torch.tensor([len(piece) for piece in pieces])
+    ids = torch.nn.utils.rnn.pad_sequence(pieces, batch_first=True).to(model.device)
+    mask = None
+    if int(lengths.min()) < ids.shape[1]:
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).to(ids)
+    hidden = model.model(ids, mask, cache, use_cache=True, return_dict=True).last_hidden_state
+    last = hidden[torch.arange(len(pieces)), lengths - 1]
+    logits: Tensor = model.lm_head(last).float().cpu()
+    return logits
 
 
 def _config_digest(model: VortForCausalLM) -> str:
