@@ -152,7 +152,7 @@ def test_what_cannot_be_merged_is_refused() -> None:
         read(model(num_hidden_layers=2), texts(20)[0]).aged(1, subject)
 
 
-@pytest.mark.parametrize("memory", ["vort", "gla"])
+@pytest.mark.parametrize("memory", ["vort", "gla", "gated_delta", "softmax", "none"])
 def test_texts_read_side_by_side_leave_what_each_leaves_alone(memory: str) -> None:
     subject = model(memory=memory, num_hidden_layers=2, conv_size=4, sliding_window=5)
     documents = [ids[0] for ids in texts(40, 8, 70, 64, 1, 16)]
