@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from vort.layers.parts import RMSNorm
+from vort.ops.bounds import ages, sequence_starts
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.gpu.together import Together
 from vort.ops.linear import WIDEST as WIDEST_ROW
 from vort.ops.linear import Norm, is_plain, is_watched
-from vort.ops.local_attention.exact import sequence_starts
 from vort.ops.retention.interface import KERNEL_SCALES
 from vort.ops.short_convolution import LONGEST, WIDEST
 
@@ -96,7 +96,7 @@ def _packing(cu_seqlens: Tensor | None, length: int) -> tuple[Tensor | None, ...
     if cu_seqlens is None:
         return None, None, None
     start = sequence_starts(length, cu_seqlens, cu_seqlens.device)
-    return cu_seqlens, torch.arange(length, device=start.device) - start, start
+    return cu_seqlens, ages(cu_seqlens, length), start
 
 
 def _fits(

@@ -44,6 +44,22 @@ def packed_sequences_at_once_are_those_apart() -> None:
         assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
 
 
+def bounds_are_looked_at_once_a_model() -> None:
+    """Two layers, forward and back, share what follows from the bounds."""
+    from vort.layers import VortAttention
+    from vort.ops.retention.triton import spans
+
+    with (
+        kernels_everywhere(True),
+        mock.patch.object(spans, "_span_table", wraps=spans._span_table) as made,
+    ):
+        x, bounds = torch.randn(1, 7, 32, requires_grad=True), torch.tensor([0, 3, 7])
+        for _ in range(2):
+            x, _ = VortAttention(**SIZES)(x, cu_seqlens=bounds)
+        x.sum().backward()
+    assert made.call_count == 1
+
+
 def what_is_watched_or_unknown_goes_op_by_op() -> None:
     """Hooks are called, and what kernels do not know is left to its modules."""
     from vort.layers import VortAttention

@@ -117,13 +117,13 @@ def exact(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
 
 def fused(case: HeadsCase, given: dict[str, Any]) -> list[Tensor]:
     """The kernels."""
-    from vort.ops.short_convolution import _age
+    from vort.ops.bounds import ages
     from vort.ops.short_convolution.triton import Inputs, heads_fused, turn_table
 
     x = given["x"]
     age = None
     if case.bounds:
-        age = _age(torch.tensor([*case.bounds, case.length], device=x.device), case.length)
+        age = ages(torch.tensor([*case.bounds, case.length], device=x.device), case.length)
     cos = sin = None
     if case.rope:
         positions: Any = case.length

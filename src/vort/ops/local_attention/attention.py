@@ -5,11 +5,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vort.ops.bounds import sequence_starts
 from vort.ops.gpu.launcher import debugging, kernels_take, require_kernels
 
 from .block import attend_blockwise
 from .checks import WIDEST, check_cu_seqlens, check_heads, check_padding_mask, check_window
-from .exact import local_attention_exact, sequence_starts
+from .exact import local_attention_exact
 from .rope import apply_rope
 
 __all__ = ["LocalBackend", "attend", "local_attention", "silence"]

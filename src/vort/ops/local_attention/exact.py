@@ -3,22 +3,10 @@
 import torch
 from torch import Tensor
 
+from vort.ops.bounds import sequence_starts
+
 from .checks import check_cu_seqlens, check_heads, check_padding_mask, check_window
 from .rope import apply_rope
-
-
-def sequence_starts(length: int, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
-    """Return, for each of `length` positions, where its sequence starts: `[T]`, int64.
-
-    Example:
-        >>> sequence_starts(5, torch.tensor([0, 2, 2, 5]), torch.device("cpu"))
-        tensor([0, 0, 2, 2, 2])
-    """
-    positions = torch.arange(length, device=device)
-    if cu_seqlens is None:
-        return torch.zeros_like(positions)
-    bounds = cu_seqlens.to(device, torch.int64)
-    return bounds[torch.searchsorted(bounds, positions, right=True) - 1]
 
 
 def allowed_keys(
@@ -68,7 +56,9 @@ def local_attention_exact(
     B, T, H, D = q.shape
     check_padding_mask(padding_mask, torch.Size((B, T)))
     check_cu_seqlens(cu_seqlens, B, T)
-    start = sequence_starts(T, cu_seqlens, q.device)
+    start = torch.zeros(T, dtype=torch.int64, device=q.device)
+    if cu_seqlens is not None:
+        start = sequence_starts(T, cu_seqlens, q.device)
     if rope_base is not None:
         position = torch.arange(T, device=q.device) - start
         q, k = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)

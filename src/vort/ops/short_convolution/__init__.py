@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vort.ops.bounds import ages
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.local_attention.rope import apply_rope_to_both
@@ -85,7 +86,7 @@ def short_convolution(
     """
     _check(x, weight, state, cu_seqlens)
     past = None if state is None else state.to(x.dtype)
-    age = None if cu_seqlens is None else _age(cu_seqlens, x.shape[1])
+    age = None if cu_seqlens is None else ages(cu_seqlens, x.shape[1])
     # Channels by twos: what the kernels call a head is any even number of them.
     size = next((d for d in (64, 32, 16, 8, 4, 2) if x.shape[2] % d == 0), 0)
     if size and _fused(x, weight, past):
@@ -149,7 +150,7 @@ def to_heads(
         )
     else:
         x, parts = torch.cat(list(projections), -1) if len(projections) > 1 else projections[0], []
-    age = None if cu_seqlens is None else _age(cu_seqlens, x.shape[1])
+    age = None if cu_seqlens is None else ages(cu_seqlens, x.shape[1])
     past = None if state is None else state.to(x.dtype)
     if weight is not None:
         _check(x, weight, state, cu_seqlens)
@@ -305,13 +306,6 @@ def _after(x: Tensor, weight: Tensor, state: Tensor | None, lengths: Tensor | No
     if state is None:
         state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
     return keep_last(state, x, lengths)
-
-
-def _age(cu_seqlens: Tensor, length: int) -> Tensor:
-    """`[T]`: how many positions of its own packed sequence come before each."""
-    position = torch.arange(length, device=cu_seqlens.device)
-    start = cu_seqlens[torch.searchsorted(cu_seqlens, position, right=True) - 1]
-    return position - start
 
 
 def _fused(x: Tensor, weight: Tensor | None, state: Tensor | None) -> bool:

@@ -4,12 +4,13 @@ Sizes come from a fixed table instead of autotuning, so that a first call is sho
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vort.ops.bounds import made_once
 from vort.ops.gpu.launcher import Tile, power_of_two
 from vort.ops.retention.inputs import Inputs, b_rows, count_sequences
 
@@ -137,7 +138,11 @@ class Spans:
         else:
             # an upper bound: each sequence has at most one span that is not full
             spans, slots = 0, batch * length // tiling.span + sequences
-            table, seq_span = _span_table(cu_seqlens, tiling.span, slots)
+            table, seq_span = made_once(
+                cu_seqlens,
+                ("spans", tiling.span, slots),
+                partial(_span_table, cu_seqlens, tiling.span, slots),
+            )
         return cls(
             length, sequences, heads, num_scales, b_rows(normalizer, num_scales), key_dim,
             value_dim, NORMALIZER_CODES[normalizer], inputs.include_self, tiling, slots, spans,
