@@ -199,8 +199,8 @@ def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool
     dturned: list[Tensor | None] = [None, None, None]
     if c.near is not None:
         # Two tensors that take least to be had again, each as large as the hidden states.
-        turned_q, turned_k = turned_again(heads)
-        near = inputs.near(turned_q, turned_k, c.v)  # type: ignore[arg-type]
+        turned_q, turned_k = turned_again(heads, c.taps)
+        near = inputs.near(turned_q, turned_k, c.v)
         came = (dnear, dentropy)
         dturned = list(attend_op.backward(near, (c.near, c.entropy, c.sums), came, ()))
     dprojected, dconv, *dheads = heads_op.backward(heads, (c.taps,), (dq, dk, dv, *dturned), ())

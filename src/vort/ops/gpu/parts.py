@@ -256,18 +256,19 @@ FOLDED = 512
 
 def fold(partial: Tensor, dtype: torch.dtype) -> Tensor:
     """Float32 `partial` summed over its first axis, in a fixed order; rounded once."""
-    return _fold(partial[None], dtype)[0]
+    return _fold(partial, partial.shape, 1, dtype)[0]
 
 
 def fold_pair(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Likewise of `[2, rows, ...]`, each half by itself, in one launch."""
-    first, second = _fold(partial, dtype)
+    first, second = _fold(partial, partial.shape[1:], 2, dtype)
     return first, second
 
 
-def _fold(partial: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    rows, kept = partial.shape[1], partial.shape[2:]
-    found = [partial.new_empty(kept, dtype=dtype) for _ in partial]
+def _fold(partial: Tensor, shape: torch.Size, groups: int, dtype: torch.dtype) -> list[Tensor]:
+    """Sums over the first axis of each of so many groups, which have this shape."""
+    rows, kept = shape[0], shape[1:]
+    found = [partial.new_empty(kept, dtype=dtype) for _ in range(groups)]
     size = kept.numel()
     # few columns are spread over more programs
     columns = min(32 if size * len(found) > 4096 else 16, power_of_two(size))

@@ -227,7 +227,7 @@ class ProductInputs(NamedTuple):
 
 
 def _flat(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
 def _joined(weights: list[Tensor]) -> Tensor:
@@ -236,7 +236,7 @@ def _joined(weights: list[Tensor]) -> Tensor:
 
 def _parted(joined: Tensor, weights: list[Tensor]) -> list[Tensor]:
     """The gradient to each of them."""
-    return list(joined.split([w.shape[0] for w in weights]))
+    return list(torch.split_with_sizes(joined, [w.shape[0] for w in weights]))
 
 
 def _products(inputs: ProductInputs) -> Tensors:

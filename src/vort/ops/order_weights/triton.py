@@ -441,7 +441,7 @@ def _routing_backward(
         inputs.order_min, BH=heads, HAS_DORDER=dorder is not None, **constants | {"BR": height},
     )  # fmt: skip
     sizes = [x.shape[0] for x in inputs[1:5] if x is not None]
-    parts = iter(fold(partial, inputs.order_bias.dtype).split(sizes))
+    parts = iter(torch.split_with_sizes(fold(partial, inputs.order_bias.dtype), sizes))
     dbiases = [None if x is None else next(parts) for x in inputs[1:5]]
     dmore = dweight = None
     if more is not None and more_weight is not None:

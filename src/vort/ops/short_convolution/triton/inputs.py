@@ -2,13 +2,12 @@
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from vort.ops.custom import Tensors
 from vort.ops.gpu.launcher import dense
 
-__all__ = ["Inputs", "dense_rows", "empty_heads", "turn_stride"]
+__all__ = ["Inputs", "dense_rows", "empty_heads", "empty_pair", "turn_stride"]
 
 
 class Inputs(NamedTuple):
@@ -60,9 +59,20 @@ def dense_rows(inputs: Inputs) -> Inputs:
 
 def empty_heads(inputs: Inputs) -> Tensors:
     """What `heads_fused` returns, not yet computed; no values again."""
-    x, sizes = inputs.x, (inputs.num_heads, *[inputs.num_key_value_heads] * 2)
-    q, k, v = (x.new_empty(*x.shape[:2], n, inputs.dim) for n in sizes)
-    turned = (torch.empty_like(q), torch.empty_like(k)) if inputs.cos is not None else (None, None)
+    x, dim, wide = inputs.x, inputs.dim, inputs.dim
     if inputs.q_map is not None:
-        q, k = (x.new_empty(*x.shape[:2], n, 2 * inputs.features) for n in sizes[:2])
+        wide = 2 * inputs.features
+    q, k = empty_pair(inputs, wide)
+    v = x.new_empty(*x.shape[:2], inputs.num_key_value_heads, dim)
+    turned = (None, None) if inputs.cos is None else empty_pair(inputs, dim)
     return q, k, v, *turned, None
+
+
+def empty_pair(inputs: Inputs, width: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys, not yet computed, of heads of this width."""
+    x = inputs.x
+    lead = x.shape[:2]
+    return (
+        x.new_empty(*lead, inputs.num_heads, width),
+        x.new_empty(*lead, inputs.num_key_value_heads, width),
+    )

@@ -14,7 +14,7 @@ from vort.ops.gpu.together import room_for
 
 from .backward import sums_gradient_kernel, taps_gradient_kernel
 from .forward import heads_tile_kernel
-from .inputs import Inputs, dense_rows, empty_heads, turn_stride
+from .inputs import Inputs, dense_rows, empty_heads, empty_pair, turn_stride
 
 __all__ = ["heads_fused", "heads_op", "turned_again"]
 
@@ -104,10 +104,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         # rows that the fewer heads of keys leave out add nothing
         make = x.new_empty if heads == kv_heads else x.new_zeros
         norms = make(2, parts * max(heads, kv_heads), dim, **wide)
-        sums[:2] = norms
+        sums[:2] = norms[0], norms[1]
     if inputs.q_map is not None:
         maps = x.new_empty(2, parts, *inputs.q_map.shape, **wide)
-        sums[2:] = maps
+        sums[2:] = maps[0], maps[1]
     du = room_for(x) if weight is None else x.new_empty(x.shape)
     taps = kept[0] if kept else _taps(weight)
     launch(
@@ -185,16 +185,20 @@ def heads_fused(inputs: Inputs) -> Some:
     return heads_op(inputs._replace(twice=inputs.twice and not traced(inputs.x)))
 
 
-def turned_again(inputs: Inputs) -> Tensors:
-    """Turned queries and keys once more, without a backward: no map, no values."""
+def turned_again(inputs: Inputs, taps: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Turned queries and keys once more, without a backward: no map, no values.
+
+    taps: those of the weight as the forward's kernel read them, where they were kept.
+    """
     inputs = dense_rows(inputs)
     x = inputs.x
     constants = _constants(inputs, FORWARD) | {"MAPPED": False}
     blocks = -(-x.shape[1] // constants["BT"])
     heads = inputs.num_heads + inputs.num_key_value_heads
-    turned = empty_heads(inputs)[3:5]
+    turned = empty_pair(inputs, inputs.dim)
+    taps = _taps(inputs.weight) if taps is None else taps
     launch(
-        heads_tile_kernel, x.shape[0] * blocks * heads, x, _taps(inputs.weight), *inputs[2:8],
+        heads_tile_kernel, x.shape[0] * blocks * heads, x, taps, *inputs[2:8],
         None, None, None, None, None, *turned, x.shape[1], x.stride(0) // constants["UNIT"],
         blocks, turn_stride(inputs), inputs.eps, tile=_tile(inputs, FORWARD), **constants,
     )  # fmt: skip
