@@ -29,8 +29,6 @@ def model_of(seed: int, source: random.Random) -> VortModel:
         settings["layer_memories"] = [settings["memory"], source.choice(others)]
     if layers > 1 and source.random() < 0.3:
         settings["layer_settings"] = [{}, {"sliding_window": source.choice((0, 2, 7))}]
-    if "gla_scales" in (settings["memory"], *settings.get("layer_memories", ())):
-        settings |= {"include_self": True, "normalizer": "decayed"}  # it knows no other
     torch.manual_seed(seed)
     config = VortConfig(
         **settings, intermediate_size=24, num_hidden_layers=layers, vocab_size=VOCABULARY,

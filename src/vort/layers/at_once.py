@@ -116,8 +116,9 @@ def _fits(
         return False
     if conv is not None and conv.size > LONGEST:
         return False
+    linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.o_proj)
     given = [memory.q_map, memory.k_map, *memory.weights]
-    given += [p.weight for p in (conv, *norms) if p is not None]
+    given += [p.weight for p in (*linears, conv, *norms) if p is not None]
     given += [t for t in (delta, None if norm is None else norm.weight) if t is not None]
     sizes = (layer.head_dim, memory.q_map.shape[2])
     columns = (layer.num_heads * layer.head_dim, sum(w.shape[0] for w in memory.weights))

@@ -111,7 +111,7 @@ class MemoryOutput:
 
 
 class StepWeights(NamedTuple):
-    """What the kernels of a step of decoding take of a memory with orders.
+    """What kernels take of a memory with orders: those of a step of decoding, or a layer at once.
 
     Attributes:
         q_map: `[H, D, M]`, weight of the queries' learned map.
@@ -174,7 +174,7 @@ class Memory(nn.Module, ABC):
         return False
 
     def step_weights(self, x: Tensor) -> StepWeights | None:
-        """What kernels need to move the state on by a token of hidden states like x.
+        """What kernels need to route and retrieve, past the memory, for hidden states like x.
 
         None: they know no such memory; it is called.
         """

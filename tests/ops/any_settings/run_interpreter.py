@@ -58,6 +58,8 @@ def drawn(seed: int) -> tuple[dict[str, Any], str, str | None]:
     found["num_key_value_heads"] = source.choice((heads, heads, 1))
     if found["routing"] == "banks":
         found |= {"learn_basis": False, "leak": False}
+    if found["memory"] == "gla_scales":  # it knows no other
+        found |= {"include_self": True, "normalizer": "decayed"}
     if found["feature_map"] in ("hedgehog", "favor"):
         found["num_features"] = source.choice((None, 4))
     return found, source.choice(CALLS), source.choice(LATER)
@@ -72,7 +74,7 @@ def results(seed: int, kernels: bool) -> dict[str, Tensor]:
     settings, call, later = drawn(seed)
     with kernels_everywhere(kernels):
         torch.manual_seed(seed)
-        block = VortBlock(VortConfig(**settings, intermediate_size=24), 0)
+        block = VortBlock(VortConfig(**settings, intermediate_size=24, match_parameters=False), 0)
         with torch.no_grad():
             for parameter in block.parameters():
                 parameter.add_(0.1 * torch.randn(parameter.shape))

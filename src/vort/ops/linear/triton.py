@@ -36,7 +36,7 @@ __all__ = [
     "gated_norm_op",
     "products_fused",
     "products_op",
-]  # fmt: skip
+]
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 ROWS = Tile(columns=1024, warps=4, stages=1)
