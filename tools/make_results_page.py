@@ -71,9 +71,9 @@ What might make VORT better on text, one change at a time, beside VORT as the ta
 on books has it: four layers of 256, four heads, S = 12, a window of 128, an output gate. Every
 idea has a prediction, written into `lab/experiments/books_research.py` before it was run, and is
 judged on validation books alone: the test books stay unread until a table needs them. What a page
-of such trials finds is worth a trial with searched rates, no more: a window in the first layer only,
-kept below, costs .016 bits where all are trained longer ([table](results.md), *a window in every
-fourth layer*: four layers, so the first).
+of such trials finds is worth a trial with searched rates, no more: a window in the first layer
+only, kept below, costs .016 bits where all are trained longer ([table](results.md), *a window in
+every fourth layer*: four layers, so the first).
 
 ```sh
 vort reproduce --scale paper --only books_research --data DIR    # a GPU, and DIR/books
