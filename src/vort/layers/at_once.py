@@ -49,7 +49,8 @@ def attention_at_once(
     if apart or (norm is None and delta is not None):
         return None
     memory = layer.memory.step_weights(x)
-    if memory is None or not _fits(layer, norm, x, delta, memory):
+    weights = [p.weight for p in linears if p is not None]
+    if memory is None or not _fits(layer, norm, x, delta, memory, weights):
         return None
     from vort.ops.mixing import LayerInputs, attention_layer
     from vort.ops.short_convolution.triton import turn_table
@@ -105,8 +106,9 @@ def _fits(
     x: Tensor,
     delta: Tensor | None,
     memory: "StepWeights",
+    weights: list[Tensor],
 ) -> bool:
-    """Whether kernels know every part of the layer, all in one type."""
+    """Whether kernels know every part of the layer, all in one type; weights: its projections'."""
     norms, conv = [layer.q_norm, layer.k_norm, layer.norm], layer.convolution
     if (norms[0] is None) != (norms[1] is None) or (layer.window and layer.rope_base is None):
         return False
@@ -116,9 +118,8 @@ def _fits(
         return False
     if conv is not None and conv.size > LONGEST:
         return False
-    linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.o_proj)
-    given = [memory.q_map, memory.k_map, *memory.weights]
-    given += [p.weight for p in (*linears, conv, *norms) if p is not None]
+    given = [memory.q_map, memory.k_map, *memory.weights, *weights]
+    given += [p.weight for p in (conv, *norms) if p is not None]
     given += [t for t in (delta, None if norm is None else norm.weight) if t is not None]
     sizes = (layer.head_dim, memory.q_map.shape[2])
     columns = (layer.num_heads * layer.head_dim, sum(w.shape[0] for w in memory.weights))

@@ -81,10 +81,10 @@ class VortSession(Session):
         chunk_size: int = 1024,
         seed: int = 0,
     ) -> "list[VortSession]":
-        """A session for each text, read side by side: what feeding each alone leaves, but sooner.
+        """A session for each text, read side by side: what feeding each alone leaves.
 
         Texts of about the same length share a batch; one that ends leaves it, and what stands in
-        its place until then counts for nothing. On a GPU a batch takes hardly longer than a text.
+        its place until then counts for nothing.
 
         Args:
             model: of all sessions.

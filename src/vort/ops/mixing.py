@@ -98,19 +98,30 @@ class LayerInputs(NamedTuple):
     out_eps: float
     together: Together
 
+    @property
+    def heads_weights(self) -> tuple[Tensor, ...]:
+        """Of queries, keys and values."""
+        return self.q_weight, self.k_weight, self.v_weight
+
+    @property
+    def logits_weights(self) -> tuple[Tensor | None, ...]:
+        """Of orders, and of gates, read weights and gains."""
+        return self.order_weight, self.write_weight, self.read_weight, self.gain_weight
+
     def products(self) -> ProductInputs:
         """Queries, keys and values; the output gate; all logits."""
-        logits = [w for w in self[7:11] if w is not None]
+        logits = [w for w in self.logits_weights if w is not None]
         gates = [] if self.gate_weight is None else [self.gate_weight]
-        weights = [*self[3:6], *gates, *logits]
+        weights = [*self.heads_weights, *gates, *logits]
         sizes = (3, *[1] * len(gates), len(logits))
-        rest = [None] * (MOST - len(weights))
-        return ProductInputs._make((*self[:3], *weights, *rest, self.eps, sizes, self.together))
+        given = (self.x, self.delta, self.norm, *weights, *[None] * (MOST - len(weights)))
+        return ProductInputs._make((*given, self.eps, sizes, self.together))
 
     def heads(self, projected: Tensor) -> HeadsInputs:
         """Heads of the projections."""
-        given = (projected, self.conv, None, self.age, *self[12:18])
-        return HeadsInputs._make((*given, self.num_heads, self.num_heads, self.heads_eps, False))
+        norms, turn = (self.q_norm, self.k_norm), (self.cos, self.sin)
+        given = (projected, self.conv, None, self.age, *norms, *turn, self.q_map, self.k_map)
+        return HeadsInputs(*given, self.num_heads, self.num_heads, self.heads_eps, twice=False)
 
     def near(self, q: Tensor, k: Tensor, v: Tensor) -> NearInputs:
         """Local attention of heads that RoPE has turned."""
@@ -119,8 +130,9 @@ class LayerInputs(NamedTuple):
 
     def routing(self, logits: Tensor, entropy: Tensor | None) -> RoutingInputs:
         """Orders and weights of the logits."""
-        given = (*self[18:22], entropy, self.mix, self.polynomials, self.order_min)
-        return RoutingInputs(logits, *given)
+        biases = (self.order_bias, self.write_bias, self.read_bias, self.gain_bias)
+        rest = (entropy, self.mix, self.polynomials, self.order_min)
+        return RoutingInputs(logits, *biases, *rest)
 
     def retention(
         self, q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor | None
@@ -209,7 +221,8 @@ def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool
         inputs.products(), (c.total,), (dtotal, None, *parts), ()
     )
     left = iter(dweights)
-    spread = [None if w is None else next(left) for w in inputs[3:11]]
+    weights = (*inputs.heads_weights, inputs.gate_weight, *inputs.logits_weights)
+    spread = [None if w is None else next(left) for w in weights]
     ends = (*dbiases, dmix, dout_norm, dout_weight)
     return dx, ddelta, dnorm, *spread, dconv, *dheads, *ends
 
