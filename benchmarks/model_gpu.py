@@ -15,8 +15,10 @@ from; those of later runs have a `run`, a number in the list `runs`. Compare row
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
 `+compile`, or in `+recorded`: the step as a CUDA graph (`vort.models.RecordedStep`, which takes any
-model). Medians in milliseconds, peak memory, launches and kernel time by part. `first_s`: the first
-step, with whatever is compiled or tuned in it. 1 x 256 tokens is the host's time: the GPU waits.
+model). Medians in milliseconds, peak memory, launches and kernel time by part. Before any row a
+model takes one step of 4 x 8,192 in which it compiles and chooses its kernels (`tuning_s`): those
+that tune do so on a batch that fills the GPU, however long that takes. `first_s`: a row's first
+step. 1 x 256 tokens is the host's time: the GPU waits.
 Prefill: logits of the last token, with the cache after it.
 Decoding: `generate`, greedy, milliseconds a token between the 8th and the last; of VORT also the
 recorded step by itself (`step`: its replay, without what `generate` does around it), and both with
@@ -276,6 +278,15 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | N
         shown = {k: v for k, v in record[key].items() if k != "longest"}
         print(f"{name:10s} {key:22s} {json.dumps(shown)}", flush=True)
 
+    rows = [f"train {batch}x{length}" for batch, length in TRAINING]
+    if any(key not in record and re.search(only, key) for key in rows):
+        began = time.perf_counter()
+        ids = torch.randint(VOCABULARY, TRAINING[0], device="cuda")
+        model.train()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        record["tuning_s"] = round(time.perf_counter() - began, 1)
     for batch, length in [HOST, *TRAINING]:
         key = f"train {batch}x{length}"
         detailed = (batch, length) == TRAINING[0]
