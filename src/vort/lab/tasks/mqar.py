@@ -145,4 +145,6 @@ class MQAR(GeneratedTask):
         # A race of exponential clocks is drawing without replacement in proportion to the weights.
         weights = np.arange(1, room + 1, dtype=np.float64) ** (self.power - 1)
         arrivals = rng.exponential(size=room) / weights
-        return rng.permutation(np.argpartition(arrivals, count - 1)[:count])
+        first = np.argpartition(arrivals, count - 1)[:count]
+        # Sorted: the order that a partition leaves them in is another one on other processors.
+        return rng.permutation(np.sort(first))
