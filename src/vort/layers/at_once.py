@@ -6,15 +6,20 @@ is computed is what `VortAttention` computes.
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from vort.layers.parts import RMSNorm
 from vort.ops.bounds import ages, sequence_starts
-from vort.ops.gpu.launcher import kernels_take
 from vort.ops.gpu.together import Together
 from vort.ops.linear import WIDEST as WIDEST_ROW
-from vort.ops.linear import Norm, is_plain, is_watched
+from vort.ops.linear import (
+    Norm,
+    is_added_to,
+    is_plain,
+    is_watched,
+    multiplied_by_kernels,
+    product_type,
+)
 from vort.ops.retention.interface import KERNEL_SCALES
 from vort.ops.short_convolution import LONGEST, WIDEST
 
@@ -43,7 +48,7 @@ def attention_at_once(
     None where kernels cannot serve this layer: nothing has happened then.
     """
     linears = (layer.q_proj, layer.k_proj, layer.v_proj, layer.g_proj, layer.o_proj)
-    if not is_plain(x, *linears) or torch.is_autocast_enabled("cuda"):
+    if not is_plain(x, *linears):
         return None
     apart = cu_seqlens is not None and (x.shape[0] != 1 or cu_seqlens.device != x.device)
     if apart or (norm is None and delta is not None):
@@ -55,7 +60,7 @@ def attention_at_once(
     from vort.ops.mixing import LayerInputs, attention_layer
     from vort.ops.short_convolution.triton import turn_table
 
-    conv, gate = layer.convolution, layer.g_proj
+    conv, gate, dtype = layer.convolution, layer.g_proj, product_type(x)
     first = NO_NORM if norm is None else norm
     q_norm, k_norm, out_norm = (
         NO_NORM if n is None else n.fused() for n in (layer.q_norm, layer.k_norm, layer.norm)
@@ -66,7 +71,7 @@ def attention_at_once(
     logits = iter(memory.weights)
     biases = (memory.order_bias, memory.write_bias, memory.read_bias, memory.gain_bias)
     tensors = (
-        x,
+        x if norm is not None else x.to(dtype),
         delta,
         first.weight,
         *(p.weight for p in linears[:3]),
@@ -88,8 +93,9 @@ def attention_at_once(
         layer.o_proj.weight,
     )
     sizes = (first.eps, layer.num_heads, q_norm.eps, layer.window)
-    inputs = LayerInputs._make((*tensors, *sizes, *memory[-4:], out_norm.eps, Together()))
-    return attention_layer(inputs)
+    rest = (*memory[-4:], out_norm.eps, Together(), dtype)
+    total, y, order = attention_layer(LayerInputs._make((*tensors, *sizes, *rest)))
+    return (x if norm is None else total), y, order
 
 
 def _packing(cu_seqlens: Tensor | None, length: int) -> tuple[Tensor | None, ...]:
@@ -108,7 +114,10 @@ def _fits(
     memory: "StepWeights",
     weights: list[Tensor],
 ) -> bool:
-    """Whether kernels know every part of the layer, all in one type; weights: its projections'."""
+    """Whether kernels know every part of the layer; weights: its projections'.
+
+    All is of one type; under autocast products are of another than their inputs and weights.
+    """
     norms, conv = [layer.q_norm, layer.k_norm, layer.norm], layer.convolution
     if (norms[0] is None) != (norms[1] is None) or (layer.window and layer.rope_base is None):
         return False
@@ -120,14 +129,13 @@ def _fits(
         return False
     given = [memory.q_map, memory.k_map, *memory.weights, *weights]
     given += [p.weight for p in (conv, *norms) if p is not None]
-    given += [t for t in (delta, None if norm is None else norm.weight) if t is not None]
+    given += [] if norm is None else [norm.weight]
     sizes = (layer.head_dim, memory.q_map.shape[2])
     columns = (layer.num_heads * layer.head_dim, sum(w.shape[0] for w in memory.weights))
     return (
-        kernels_take(x, *given)
-        and x.numel() > 0
-        and 0 < x.shape[2] <= WIDEST_ROW
-        and (delta is None or delta.shape == x.shape)
+        multiplied_by_kernels(x, *given)
+        and x.shape[2] <= WIDEST_ROW
+        and is_added_to(x, delta)
         and max(sizes) <= WIDEST
         and layer.head_dim % 2 == 0
         and memory.log_decay.shape[-1] <= KERNEL_SCALES

@@ -55,6 +55,8 @@ class LayerInputs(NamedTuple):
         order_min: the lowest order.
         normalizer: see `retention`, as include_self and retention_eps.
         together: of the products, where their gradients meet.
+        dtype: that products are taken in: of all after the first norm but weights, of which any may
+            be float32, and the last product's as well. Without that norm it is that of x.
     """
 
     x: Tensor
@@ -97,6 +99,7 @@ class LayerInputs(NamedTuple):
     retention_eps: float
     out_eps: float
     together: Together
+    dtype: torch.dtype
 
     @property
     def heads_weights(self) -> tuple[Tensor, ...]:
@@ -115,7 +118,7 @@ class LayerInputs(NamedTuple):
         weights = [*self.heads_weights, *gates, *logits]
         sizes = (3, *[1] * len(gates), len(logits))
         given = (self.x, self.delta, self.norm, *weights, *[None] * (MOST - len(weights)))
-        return ProductInputs._make((*given, self.eps, sizes, self.together))
+        return ProductInputs._make((*given, self.eps, sizes, self.together, self.dtype))
 
     def heads(self, projected: Tensor) -> HeadsInputs:
         """Heads of the projections."""
@@ -194,7 +197,7 @@ def _forward(inputs: LayerInputs) -> Tensors:
 def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
     dtotal, dy, dorder = grads
     c = _Kept._make(kept)
-    dy = torch.zeros_like(c.total) if dy is None else dy
+    dy = torch.zeros_like(c.total, dtype=inputs.dtype) if dy is None else dy
     do, dnear, dgate, dout_norm, dout_weight = gated_norm_op.backward(
         inputs.ending(c.found, c.near, c.gate), (), (dy,), ()
     )

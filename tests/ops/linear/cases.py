@@ -6,6 +6,7 @@ passes. Memory that nothing wrote is NaN where tests run.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,18 +54,22 @@ def random(device: str, dtype: torch.dtype, seed: int) -> Callable[..., Tensor]:
     return lambda *shape: torch.randn(*shape, generator=generator).to(device, dtype)
 
 
+# As under autocast: what products are taken in, and the type of sums and weights beside it.
+WIDER = {torch.bfloat16: torch.float32, torch.float32: torch.float64}
+
+
 def _norm(x: Tensor, weight: Any) -> Tensor:
     return x if weight is None else x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
 
-def _mlp(delta: bool, norm: bool) -> Check:
+def _mlp(delta: bool, norm: bool, wide: bool = False) -> Check:
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.ops.linear.triton import gated_mlp_fused
 
-        normal = random(device, dtype, seed)
+        normal = random(device, WIDER[dtype] if wide else dtype, seed)
         inputs = {
             "x": normal(3, 7, 24),
-            "delta": normal(3, 7, 24) if delta else None,
+            "delta": normal(3, 7, 24).to(dtype) if delta else None,
             "norm": 1 + 0.3 * normal(24) if norm else None,
             "gate": normal(50, 24) / 5,
             "up": normal(50, 24) / 5,
@@ -81,22 +86,24 @@ def _mlp(delta: bool, norm: bool) -> Check:
         def fused(
             x: Tensor, delta: Any, norm: Any, gate: Tensor, up: Tensor, down: Tensor
         ) -> tuple[Tensor, Tensor]:
-            return gated_mlp_fused(x, gate, up, down, delta, norm, 1e-6)
+            return gated_mlp_fused(x, gate, up, down, delta, norm, 1e-6, dtype)
 
         return compare(fused, exact, inputs)
 
     return check
 
 
-def _products(delta: bool, norm: bool, groups: tuple[int, ...], width: int = 32) -> Check:
+def _products(
+    delta: bool, norm: bool, groups: tuple[int, ...], width: int = 32, wide: bool = False
+) -> Check:
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.ops.linear.triton import products_fused
 
-        normal = random(device, dtype, seed)
+        normal = random(device, WIDER[dtype] if wide else dtype, seed)
         names = [f"w{i}" for i in range(sum(groups))]
         inputs: dict[str, Tensor | None] = {
             "x": normal(3, 7, width),
-            "delta": normal(3, 7, width) if delta else None,
+            "delta": normal(3, 7, width).to(dtype) if delta else None,
             "norm": 1 + 0.3 * normal(width) if norm else None,
             **{name: normal(5 + 3 * i, width) / 6 for i, name in enumerate(names)},
         }
@@ -111,14 +118,14 @@ def _products(delta: bool, norm: bool, groups: tuple[int, ...], width: int = 32)
             return total, n * 1, *(n @ torch.cat(w).T for w in grouped(weights))
 
         def fused(x: Tensor, delta: Any, norm: Any, **weights: Tensor) -> tuple[Tensor, ...]:
-            return products_fused(x, grouped(weights), delta, norm, 1e-6)
+            return products_fused(x, grouped(weights), delta, norm, 1e-6, dtype)
 
         return compare(fused, exact, inputs)
 
     return check
 
 
-def _gated_norm(other: bool, gate: bool, norm: bool) -> Check:
+def _gated_norm(other: bool, gate: bool, norm: bool, wide: bool = False) -> Check:
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.ops.linear.triton import gated_norm_linear_fused
 
@@ -130,6 +137,10 @@ def _gated_norm(other: bool, gate: bool, norm: bool) -> Check:
             "norm": 1 + 0.3 * normal(20) if norm else None,
             "weight": normal(13, 60) / 8,
         }
+        if wide:
+            for name in ("norm", "weight"):
+                given = inputs[name]
+                inputs[name] = None if given is None else given.to(WIDER[dtype])
 
         def exact(x: Tensor, other: Any, gate: Any, norm: Any, weight: Tensor) -> Tensor:
             y = x if other is None else x + other
@@ -149,12 +160,14 @@ def _gated_norm(other: bool, gate: bool, norm: bool) -> Check:
     return check
 
 
-def cross_entropy(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+def cross_entropy(
+    dtype: torch.dtype, device: str, seed: int, wide: bool = False
+) -> dict[str, float]:
     from vort.ops.linear import triton
 
-    normal = random(device, dtype, seed)
+    normal = random(device, WIDER[dtype] if wide else dtype, seed)
     errors = {}
-    for size in (33, 5000):
+    for size in (33,) if wide else (33, 5000):
         targets = torch.randint(0, size, (300,), generator=torch.Generator().manual_seed(seed))
         targets[::7] = -100
         targets = targets.to(device)
@@ -166,7 +179,8 @@ def cross_entropy(dtype: torch.dtype, device: str, seed: int) -> dict[str, float
         def fused(x: Tensor, weight: Tensor, targets: Tensor = targets) -> Tensor:
             return triton.cross_entropy_fused(x, weight, targets, -100)
 
-        found = compare(fused, exact, {"x": normal(300, 20), "weight": normal(size, 20) / 4})
+        inputs = {"x": normal(300, 20).to(dtype), "weight": normal(size, 20) / 4}
+        found = compare(fused, exact, inputs)
         triton.LOGITS = held
         errors |= {f"{name} of {size}": e for name, e in found.items()}
     return errors
@@ -266,6 +280,10 @@ CHECKS: dict[str, Check] = {
     "gated_norm_linear without norm": _gated_norm(True, True, False),
     "gated_norm_linear alone": _gated_norm(False, False, False),
     "cross_entropy": cross_entropy,
+    "gated_mlp under autocast": _mlp(True, True, wide=True),
+    "products under autocast": _products(True, True, (3, 1, 2), wide=True),
+    "gated_norm_linear under autocast": _gated_norm(True, True, True, wide=True),
+    "cross_entropy under autocast": partial(cross_entropy, wide=True),
     "routing": _routing(3, True, True, 4),
     "routing without more": _routing(2, True, True, 0),
     "routing without gate": _routing(4, False, True, 4),

@@ -1,5 +1,6 @@
 """A layer as one function against the same layer op by op: the same launches, hence equal bits."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -31,8 +32,13 @@ def layer_results(
     *,
     at_once: bool,
     given: dict[str, Tensor] | None = None,
+    lowered: torch.dtype | None = None,
+    autocast: AbstractContextManager[Any] | None = None,
 ) -> tuple[dict[str, Tensor], bool]:
-    """Outputs and gradients of a layer after a norm, and whether it was one function."""
+    """Outputs and gradients of a layer after a norm, and whether it was one function.
+
+    lowered: the type that `autocast` takes products in, and hence of what is added to x.
+    """
     from vort.layers import RMSNorm, VortAttention, vort_attention
 
     torch.manual_seed(seed)
@@ -42,6 +48,7 @@ def layer_results(
         for p in (*layer.parameters(), *norm.parameters()):
             p.add_(0.1 * torch.randn(p.shape).to(p))
     x, delta, *back = (torch.randn(1, 7, 32).to(device, dtype) for _ in range(4))
+    delta = delta.to(lowered or dtype)
     x.requires_grad_()
     delta.requires_grad_()
     known = vort_attention.attention_at_once
@@ -55,25 +62,36 @@ def layer_results(
     with (
         mock.patch.object(vort_attention, "attention_at_once", watched),
         mock.patch.object(vort_attention, "FEW", 1),  # products of few rows are joined otherwise
+        autocast or nullcontext(),
     ):
         options = {"delta": delta, "output_orders": True, **(given or {})}
         total, y, _, order = layer.after_norm(norm, x, **options)
     named = {"x": x, "delta": delta, "norm": norm.weight} | dict(layer.named_parameters())
     outputs = [total, y, order]
-    grads = torch.autograd.grad(
-        outputs, list(named.values()), [*back, torch.ones_like(order)], allow_unused=True
-    )
+    came = [back[0].to(total.dtype), back[1].to(y.dtype), torch.ones_like(order)]
+    grads = torch.autograd.grad(outputs, list(named.values()), came, allow_unused=True)
     found = {f"d{n}": g for n, g in zip(named, grads, strict=True) if g is not None}
     return {"total": total, "y": y, "order": order} | found, taken == [True]
 
 
 def difference(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
-    """For the GPU check: the share of numbers that differ, none; NaN where a way was not taken."""
+    """For the GPU check: the share of numbers that differ, none; NaN where a way was not taken.
+
+    With float32 weights also under autocast.
+    """
+    cases: dict[str, tuple[dict[str, Any], torch.dtype | None]]
+    cases = {name: (changes, None) for name, changes in CASES.items()}
+    if device == "cuda" and dtype == torch.float32:
+        cases |= {f"{name}, autocast": (each, torch.bfloat16) for name, each in CASES.items()}
     errors = {}
-    for name, changes in CASES.items():
-        got, taken = layer_results(changes, dtype, device, seed, at_once=True)
-        wanted, other = layer_results(changes, dtype, device, seed, at_once=False)
+    for name, (changes, lowered) in cases.items():
+        found = []
+        for at_once in (True, False):
+            around = None if lowered is None else torch.autocast("cuda", lowered)
+            options: dict[str, Any] = {"lowered": lowered, "autocast": around}
+            found.append(layer_results(changes, dtype, device, seed, at_once=at_once, **options))
+        (got, taken), (wanted, other) = found
         for n, x in wanted.items():
-            unequal = (got[n] != x).double().mean().item()
-            errors[f"{name}: {n}"] = unequal if taken and not other else float("nan")
+            share = (got[n] != x).double().mean().item()
+            errors[f"{name}: {n}"] = share if taken and not other else float("nan")
     return errors

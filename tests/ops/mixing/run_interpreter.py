@@ -1,5 +1,9 @@
 """Claims about the kernels, for Triton's interpreter; see `tests.ops.interpreter`."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
@@ -26,6 +30,43 @@ def a_layer_at_once_equals_one_without_kernels() -> None:
     assert got.keys() == wanted.keys()
     for name, x in wanted.items():
         assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
+
+
+@contextmanager
+def _products_in_float32() -> Iterator[None]:
+    """As autocast on a GPU, with float64 and float32 in the place of float32 and bfloat16.
+
+    The interpreter knows no bfloat16.
+    """
+    from vort.ops import linear, rms_norm
+
+    def take(*tensors: torch.Tensor) -> bool:
+        kinds = {x.dtype for x in tensors}
+        return len(kinds) == 1 and kinds <= {torch.float32, torch.float64}
+
+    with (
+        mock.patch.object(linear, "autocasts", return_value=True),
+        mock.patch.object(torch, "get_autocast_dtype", return_value=torch.float32),
+        mock.patch.object(linear, "kernels_take", take),
+        mock.patch.object(sys.modules[rms_norm.__module__], "kernels_take", take),
+    ):
+        yield
+
+
+def under_autocast_sums_and_weights_are_wider_than_products() -> None:
+    for changes in CASES.values():
+        with kernels_everywhere(True):
+            options: dict[str, Any] = {"at_once": True, "lowered": torch.float32}
+            around = _products_in_float32()
+            got, taken = layer_results(changes, torch.float64, "cpu", 0, autocast=around, **options)
+        with kernels_everywhere(False):
+            wanted, _ = layer_results(changes, torch.float64, "cpu", 0, at_once=False)
+        assert taken
+        types = [got[n].dtype for n in ("total", "y", "dx", "ddelta", "dq_proj.weight", "dnorm")]
+        wide, lowered = torch.float64, torch.float32
+        assert types == [wide, lowered, wide, lowered, wide, wide]
+        for name, x in wanted.items():
+            assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
 
 
 def packed_sequences_at_once_are_those_apart() -> None:

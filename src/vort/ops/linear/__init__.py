@@ -20,10 +20,13 @@ __all__ = [
     "few_rows",
     "gated_mlp",
     "gated_norm_linear",
+    "is_added_to",
     "is_bare",
     "is_plain",
     "is_watched",
     "linear_cross_entropy",
+    "multiplied_by_kernels",
+    "product_type",
     "products",
 ]
 
@@ -44,7 +47,7 @@ def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()
         *modules: what would be called; None: nothing.
         kinds: classes that count as linear, with biases; `nn.Linear` without one by default.
     """
-    on_gpu = kernels_take(x) or (x.is_cuda and torch.is_autocast_enabled("cuda"))
+    on_gpu = kernels_take(x) or autocasts(x)
     if not on_gpu or traced(x):
         return False
     return all(m is None or is_bare(m, kinds) for m in modules)
@@ -118,14 +121,13 @@ def products(
         total = x if delta is None else x + delta
         _, *found = products(total if norm is None else rms_norm(total, *norm), *groups)
         return total, *found
-    x, *weights = _for_products(x, *weights)
-    if kernels_take(x, *weights) and not traced(x) and len(weights) <= MOST and x.numel():
+    if multiplied_by_kernels(x, *weights) and len(weights) <= MOST:
         from .triton import products_fused
 
         weight, eps = (None, 0.0) if norm is None else norm
-        left = iter(weights)
-        parts = [[next(left) for _ in group] for group in groups]
-        return products_fused(x, parts, delta, weight, eps)
+        x = x if norm is not None else _as_multiplied(x)
+        return products_fused(x, groups, delta, weight, eps, product_type(x))
+    x = _as_multiplied(x)
     return x, x, *(F.linear(x, w[0] if len(w) == 1 else torch.cat(list(w))) for w in groups)
 
 
@@ -157,16 +159,13 @@ def gated_mlp(
         total = x if delta is None else x + delta
         normed = total if norm is None else rms_norm(total, *norm)
         return total, gated_mlp(normed, *weights)[1]
-    read, *weights = _for_products(x, *weights)
-    if kernels_take(read, *weights) and not traced(x) and x.numel():
+    if multiplied_by_kernels(x, *weights):
         from .triton import gated_mlp_fused
 
-        gate, up, down = weights
         if norm is None:
-            return x, gated_mlp_fused(read, gate, up, down, None, None, 0.0)[1]
-        return gated_mlp_fused(read, gate, up, down, delta, *norm)
-    gate, up, down = weights
-    return x, F.linear(F.silu(F.linear(read, gate)) * F.linear(read, up), down)
+            return x, gated_mlp_fused(_as_multiplied(x), gate, up, down, None, None, 0.0)[1]
+        return gated_mlp_fused(x, gate, up, down, delta, *norm, product_type(x))
+    return x, F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
 def _few_products(
@@ -184,13 +183,12 @@ def _few_products(
 def _takes_all(
     x: Tensor, delta: Tensor | None, norm: Norm | None, weights: Sequence[Tensor]
 ) -> bool:
-    """Whether the ops take sum and norm too: all in one type, in no other of autocast's."""
+    """Whether the ops take sum and norm too, the sum being of the type of x."""
     if norm is None:
         return delta is None
-    summed = delta is None or (delta.dtype == x.dtype and delta.shape == x.shape)
-    if not summed or traced(x) or not kernels_take(x, *weights) or not kernels_take(norm.weight):
+    if not multiplied_by_kernels(x, *weights) or not kernels_take(norm.weight):
         return False
-    return 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and not torch.is_autocast_enabled("cuda")
+    return is_added_to(x, delta) and x.shape[-1] <= WIDEST
 
 
 def gated_norm_linear(
@@ -210,10 +208,10 @@ def gated_norm_linear(
     >>> gated_norm_linear(torch.randn(2, 5, 3, 4), torch.randn(8, 12)).shape
     torch.Size([2, 5, 8])
     """
-    x, other, gate, weight = _for_products(x, other, gate, weight)
-    given = [t for t in (x, other, gate, weight) if t is not None]
+    x, other, gate = (None if t is None else _as_multiplied(t) for t in (x, other, gate))  # type: ignore[assignment]
+    given = [t for t in (x, other, gate) if t is not None]
     known = norm is None or kernels_take(norm)
-    if known and kernels_take(*given) and not traced(x) and x.numel():
+    if known and kernels_take(*given) and multiplied_by_kernels(x, weight):
         from .triton import gated_norm_linear_fused
 
         return gated_norm_linear_fused(x, other, gate, norm, weight, eps)
@@ -238,9 +236,9 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, F.cross_entropy(x @ w.T, targets, reduction="sum"), atol=1e-5)
     True
     """
-    x, weight = _for_products(x, weight)
+    x = _as_multiplied(x)
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
-    if kernels_take(x, weight) and x.numel():
+    if multiplied_by_kernels(x, weight, traces=True):
         from .triton import cross_entropy_fused
 
         return cross_entropy_fused(x.contiguous(), weight, targets.contiguous(), ignore_index)
@@ -248,10 +246,44 @@ def linear_cross_entropy(
     return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
 
 
-def _for_products(*tensors: Tensor | None) -> list[Tensor]:
-    """In the type that autocast would take products in: casts that the backward knows of."""
-    first = next(x for x in tensors if x is not None)
-    if not first.is_cuda or not torch.is_autocast_enabled("cuda"):
-        return list(tensors)  # type: ignore[arg-type]
-    dtype = torch.get_autocast_dtype("cuda")
-    return [x if x is None else x.to(dtype) for x in tensors]  # type: ignore[misc]
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast says what type products with x are taken in; on a GPU alone here."""
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+def product_type(x: Tensor) -> torch.dtype:
+    """The type that products with x are taken in: autocast's on a GPU, otherwise its own.
+
+    >>> product_type(torch.zeros(3))
+    torch.float32
+    """
+    return torch.get_autocast_dtype("cuda") if autocasts(x) else x.dtype
+
+
+def multiplied_by_kernels(x: Tensor, *weights: Tensor, traces: bool = False) -> bool:
+    """Whether the ops take products of x with these weights: all of one type, but for autocast.
+
+    Under it x may be of any type that kernels know, the weights of another, and products be taken
+    in a third.
+
+    traces: whether there is an operator, for whatever traces.
+    """
+    if (traced(x) and not traces) or not x.numel():
+        return False
+    if not autocasts(x):
+        return kernels_take(x, *weights)
+    lowered = product_type(x) in (torch.bfloat16, torch.float32)
+    return lowered and kernels_take(x) and (not weights or kernels_take(*weights))
+
+
+def is_added_to(x: Tensor, delta: Tensor | None) -> bool:
+    """Whether kernels add a delta to x, if there is one, and the sum has the type of x."""
+    if delta is None:
+        return True
+    wide = torch.promote_types(x.dtype, delta.dtype) == x.dtype
+    return wide and delta.shape == x.shape and kernels_take(delta)
+
+
+def _as_multiplied(x: Tensor) -> Tensor:
+    """In the type of `product_type`: a cast that the backward knows of."""
+    return x.to(product_type(x))

@@ -203,7 +203,7 @@ def gated_norm_gradient_kernel(
 
 
 class ProductInputs(NamedTuple):
-    """The arguments of `products_fused`."""
+    """The arguments of `products_fused`; weights may be of another type than `dtype`."""
 
     x: Tensor
     delta: Tensor | None
@@ -219,6 +219,7 @@ class ProductInputs(NamedTuple):
     eps: float
     sizes: tuple[int, ...]
     together: Together | None
+    dtype: torch.dtype
 
     def groups(self) -> list[list[Tensor]]:
         """The weights, as many to a group as `sizes` says."""
@@ -230,8 +231,14 @@ def _flat(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
 
-def _joined(weights: list[Tensor]) -> Tensor:
-    return weights[0] if len(weights) == 1 else torch.cat(weights)
+def _joined(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """One below the other, in the type that they are multiplied in."""
+    return (weights[0] if len(weights) == 1 else torch.cat(list(weights))).to(dtype)
+
+
+def _to_weights(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient to a weight that x was multiplied by; in float32 it is never rounded."""
+    return grad.T @ x if weight.dtype == x.dtype else _wide_product(grad.T, x).to(weight.dtype)
 
 
 def _parted(joined: Tensor, weights: list[Tensor]) -> list[Tensor]:
@@ -244,12 +251,12 @@ def _products(inputs: ProductInputs) -> Tensors:
     total = normed = _dense_rows(x)
     if norm is not None:
         rows = None if delta is None else _dense_rows(delta)
-        total, normed = norm_rows(total, norm, inputs.eps, rows)
-    groups = inputs.groups()
+        total, normed = norm_rows(total, norm, inputs.eps, rows, inputs.dtype)
+    groups, dtype = inputs.groups(), inputs.dtype
     if inputs.together is None:
-        found = [(normed @ _joined(w).T).view(*x.shape[:-1], -1) for w in groups]
+        found = [(normed @ _joined(w, dtype).T).view(*x.shape[:-1], -1) for w in groups]
     else:
-        product = normed @ torch.cat([w for group in groups for w in group]).T
+        product = normed @ _joined([w for group in groups for w in group], dtype).T
         widths = [sum(w.shape[0] for w in group) for group in groups]
         found = list(inputs.together.parts(product.view(*x.shape[:-1], -1), widths))
     same = x.view_as(x) if delta is None else total.view(x.shape)
@@ -274,7 +281,7 @@ def _products_back(
     for weights, grad in came:
         if grad is None:
             continue
-        joined = _joined(weights)
+        joined = _joined(weights, inputs.dtype)
         # the sum over products is taken inside them, in place once it is ours
         if own and dnormed is not None:
             dnormed.addmm_(grad, joined)
@@ -285,19 +292,22 @@ def _products_back(
     dx, dnorm, normed = dnormed, None, total
     if norm is not None:
         dnormed = torch.zeros_like(total) if dnormed is None else dnormed.contiguous()
-        again = torch.empty_like(total) if own else None
+        again = torch.empty_like(total, dtype=inputs.dtype) if own else None
         dx, dnorm = norm_rows_back(dnormed, dense(along), total, norm, inputs.eps, again)
         normed = total if again is None else again
     found: list[Tensor | None] = []
     for weights, grad in came:
-        found += [None] * len(weights) if grad is None else _parted(grad.T @ normed, weights)
+        if grad is None:
+            found += [None] * len(weights)
+        else:
+            found += _parted(_to_weights(grad, normed, weights[0]), weights)
     found += [None] * (MOST - len(found))
     dx = None if dx is None else dx.view(kept[0].shape)
     return dx, dx, dnorm, *found
 
 
 class MlpInputs(NamedTuple):
-    """The arguments of `gated_mlp_fused`."""
+    """The arguments of `gated_mlp_fused`; weights may be of another type than `dtype`."""
 
     x: Tensor
     delta: Tensor | None
@@ -306,6 +316,7 @@ class MlpInputs(NamedTuple):
     up: Tensor
     down: Tensor
     eps: float
+    dtype: torch.dtype
 
 
 def _halves(both: Tensor) -> tuple[int, dict[str, Any]]:
@@ -319,38 +330,39 @@ def _halves(both: Tensor) -> tuple[int, dict[str, Any]]:
 
 def _mlp(inputs: MlpInputs) -> Tensors:
     """x + delta, the result, and what the gate has read."""
-    x, delta, norm, gate, up, down, eps = inputs
+    x, delta, norm, gate, up, down, eps, dtype = inputs
     total = normed = _dense_rows(x)
     if norm is not None:
-        total, normed = norm_rows(total, norm, eps, None if delta is None else _dense_rows(delta))
-    both = normed @ torch.cat([gate, up]).T
+        rows = None if delta is None else _dense_rows(delta)
+        total, normed = norm_rows(total, norm, eps, rows, dtype)
+    both = normed @ _joined([gate, up], dtype).T
     hidden = both.new_empty(both.shape[0], both.shape[1] // 2)
     count, sizes = _halves(both)
     launch(gate_kernel, count, both, hidden, both.shape[0], both.stride(0), **sizes)
-    y = (hidden @ down.T).view(*x.shape[:-1], -1)
+    y = (hidden @ down.to(dtype).T).view(*x.shape[:-1], -1)
     return total.view(x.shape) if delta is not None else x.view_as(x), y, both
 
 
 def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
-    norm, gate, up, down, eps = inputs[2:]
+    norm, gate, up, down, eps, dtype = inputs[2:]
     total, both = _flat(kept[0]), kept[1]
     along, dy = (None if g is None else _dense_rows(g) for g in grads)
     if dy is None:
-        dy = torch.zeros_like(total)
+        dy = torch.zeros_like(total, dtype=dtype)
     hidden, dboth = both.new_empty(both.shape[0], both.shape[1] // 2), torch.empty_like(both)
     count, sizes = _halves(both)
     launch(
-        gate_gradient_kernel, count, dy @ down, both, dboth, hidden, both.shape[0],
+        gate_gradient_kernel, count, dy @ down.to(dtype), both, dboth, hidden, both.shape[0],
         both.stride(0), **sizes,
     )  # fmt: skip
-    ddown = dy.T @ hidden
-    dx, dnorm, normed = dboth @ torch.cat([gate, up]), None, total
+    ddown = _to_weights(dy, hidden, down)
+    dx, dnorm, normed = dboth @ _joined([gate, up], dtype), None, total
     if norm is not None:
-        normed = torch.empty_like(total)
+        normed = torch.empty_like(total, dtype=dtype)
         dx, dnorm = norm_rows_back(dx, along, total, norm, eps, normed)
     elif along is not None:
         dx += along
-    dgate, dup = _parted(dboth.T @ normed, [gate, up])
+    dgate, dup = _parted(_to_weights(dboth, normed, gate), [gate, up])
     dx = dx.view(kept[0].shape)
     return dx, dx, dnorm, dgate, dup, ddown
 
@@ -360,7 +372,7 @@ def _dense_rows(x: Tensor) -> Tensor:
 
 
 class NormInputs(NamedTuple):
-    """The arguments of `gated_norm_linear_fused`."""
+    """The arguments of `gated_norm_linear_fused`; the weight may be of another type than x."""
 
     x: Tensor
     other: Tensor | None
@@ -393,7 +405,7 @@ def _gated_norm(given: NormInputs) -> tuple[Tensor]:
         gated_norm_kernel, count, *inputs[:4], y, rows, stride, eps, tile=WHOLE, **sizes,
         **constants,
     )  # fmt: skip
-    return ((y.view(-1, weight.shape[1]) @ weight.T).view(*x.shape[:-2], -1),)
+    return ((y.view(-1, weight.shape[1]) @ weight.to(y.dtype).T).view(*x.shape[:-2], -1),)
 
 
 def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
@@ -410,17 +422,18 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     if norm is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
     stride = 0 if gate is None else gate.stride(-2)
+    grad = dy @ weight.to(dy.dtype)
     launch(
-        gated_norm_gradient_kernel, programs, dy @ weight, *inputs[:4], dx, dgate, y, partial,
+        gated_norm_gradient_kernel, programs, grad, *inputs[:4], dx, dgate, y, partial,
         rows, stride, back // unit, eps, UNIT=unit, tile=WHOLE, **sizes, **constants,
     )  # fmt: skip
     dnorm = None if partial is None or norm is None else fold(partial, norm.dtype)
-    dweight = dy.T @ y.view(-1, weight.shape[1])
+    dweight = _to_weights(dy, y.view(-1, weight.shape[1]), weight)
     return dx, None if other is None else dx, dgate, dnorm, dweight
 
 
 class LossInputs(NamedTuple):
-    """The arguments of `cross_entropy_fused`."""
+    """The arguments of `cross_entropy_fused`; the weight may be of another type than x."""
 
     x: Tensor
     weight: Tensor
@@ -432,21 +445,21 @@ class LossInputs(NamedTuple):
 def _losses(inputs: LossInputs) -> Tensors:
     """The sum of losses, and gradients to x and weight, made on the way."""
     x, weight, targets, ignored, needs_grad = inputs
-    rows, vocabulary = x.shape[0], weight.shape[0]
+    rows, vocabulary, narrow = x.shape[0], weight.shape[0], weight.to(x.dtype)
     step = max(256, LOGITS // vocabulary // 256 * 256)
     losses = x.new_empty(rows, dtype=torch.float32)
     dx = torch.empty_like(x) if needs_grad else None
     dweight: Tensor | None = None
     for first in range(0, rows, step):
         part = slice(first, min(first + step, rows))
-        logits = x[part] @ weight.T
+        logits = x[part] @ narrow.T
         launch(
             loss_kernel, logits.shape[0], logits, targets[part], losses[part], logits.stride(0),
             ignored, V=vocabulary, BV=min(LOSS.columns, power_of_two(vocabulary)),
             GRADIENT=needs_grad, tile=LOSS,
         )  # fmt: skip
         if dx is not None:
-            torch.mm(logits, weight, out=dx[part])
+            torch.mm(logits, narrow, out=dx[part])
             share = _wide_product(logits.T, x[part])
             dweight = share if dweight is None else dweight.add_(share)
     if dweight is not None:
@@ -521,9 +534,12 @@ _loss_op = custom_op(
 
 def products_fused(
     x: Tensor, groups: Sequence[Sequence[Tensor]], delta: Tensor | None, norm: Tensor | None,
-    eps: float,
+    eps: float, dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """x + delta, its norm n, and n W^T for each group of weights, their rows joined.
+
+    dtype: that products are taken in, that of x by default, and always without a norm. Weights may
+    be of another one, all of the same.
 
     Only the sum is kept for the backward, and the gradient to it is summed inside the products. A
     delta needs a norm. Not to be traced: both summands have one gradient, and without a norm two
@@ -535,20 +551,24 @@ def products_fused(
     # several groups, and columns that matrix units can begin at
     join = len(groups) > 1 and all(sum(w.shape[0] for w in g) % 8 == 0 for g in groups)
     together = Together() if join else None
-    inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes, together))
+    dtype = x.dtype if dtype is None else dtype
+    inputs = ProductInputs._make((x, delta, norm, *given, float(eps), sizes, together, dtype))
     return products_op(inputs)[: 2 + len(sizes)]
 
 
 def gated_mlp_fused(
     x: Tensor, gate: Tensor, up: Tensor, down: Tensor, delta: Tensor | None, norm: Tensor | None,
-    eps: float,
+    eps: float, dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """x + delta and, of its norm n, (silu(n G^T) n U^T) D^T; a delta needs a norm.
+
+    dtype: as for `products_fused`.
 
     Kept are the sum and what the gate reads; the norm and the gate are computed again. Not to be
     traced: both summands have one gradient.
     """
-    total, y = _mlp_op(MlpInputs(x, delta, norm, gate, up, down, float(eps)))
+    dtype = x.dtype if dtype is None else dtype
+    total, y = _mlp_op(MlpInputs(x, delta, norm, gate, up, down, float(eps), dtype))
     return total, y
 
 

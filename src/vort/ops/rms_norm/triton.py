@@ -231,11 +231,18 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def norm_rows(
-    x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    delta: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x + delta (x itself without one) and its RMS norm; x dense in one type, D in 1..8192."""
+    """x + delta (x itself without one) in the type of x, and its RMS norm; x dense, D in 1..8192.
+
+    dtype: of the norm; that of x by default.
+    """
     total = x if delta is None else torch.empty_like(x)
-    y = torch.empty_like(x)
+    y = torch.empty_like(x, dtype=dtype)
     count, sizes = blocks_of(x, FORWARD_TILE)
     launch(
         add_norm_kernel, count, x, delta, weight, total, y, x.numel() // x.shape[-1], eps,
