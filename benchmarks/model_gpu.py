@@ -15,7 +15,7 @@ from; those of later runs have a `run`, a number in the list `runs`. Compare row
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
 `+compile`, or in `+recorded`: the step as a CUDA graph (`vort.models.RecordedStep`, which takes any
-model). Medians in milliseconds, peak memory, launches and kernel time by part. Before any row a
+model); `+autocast`: weights in float32, the forward under autocast to bfloat16. Medians in milliseconds, peak memory, launches and kernel time by part. Before any row a
 model takes one step of 4 x 8,192 in which it compiles and chooses its kernels (`tuning_s`): those
 that tune do so on a batch that fills the GPU, however long that takes. `first_s`: a row's first
 step. 1 x 256 tokens is the host's time: the GPU waits.
@@ -74,8 +74,8 @@ PARTS = [
 ]
 
 
-def build(name: str) -> torch.nn.Module:
-    """The model called `name` on the GPU, in bfloat16."""
+def build(name: str, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
+    """The model called `name` on the GPU."""
     torch.manual_seed(0)
     common = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
     if name.startswith("vort"):
@@ -106,7 +106,7 @@ def build(name: str) -> torch.nn.Module:
             max_position_embeddings=131_072, bos_token_id=None, eos_token_id=None,
         )  # fmt: skip
         model = getattr(peers, f"{kind}ForCausalLM")(config)
-    return model.to("cuda", torch.bfloat16)
+    return model.to("cuda", dtype)
 
 
 def median_ms(call: Callable[[], Any], least: int = 5, seconds: float = 2.0) -> float:
@@ -125,6 +125,13 @@ def median_ms(call: Callable[[], Any], least: int = 5, seconds: float = 2.0) -> 
     return statistics.median(times)
 
 
+def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Under autocast where weights are wider than bfloat16."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=model.dtype == torch.float32):
+        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
+
+
 def training(
     model: Any, batch: int, length: int, detailed: bool, recorded: bool = False
 ) -> dict[str, Any]:
@@ -135,13 +142,11 @@ def training(
     if recorded:
         from vort.models import RecordedStep
 
-        replay = RecordedStep(
-            model, lambda given: model(**given, labels=given["input_ids"], use_cache=False).loss
-        )
+        replay = RecordedStep(model, lambda given: loss_of(model, given["input_ids"]))
 
     def step() -> None:
         if replay is None:
-            model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            loss_of(model, ids).backward()
         else:
             replay(input_ids=ids)
         model.zero_grad(set_to_none=True)
@@ -256,7 +261,7 @@ def recorded_step(model: Any) -> dict[str, Any]:
 def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | None) -> None:
     """Everything of one model that `found` lacks, written after each measurement."""
     plain, *how = name.split("+")
-    model = build(plain)
+    model = build(plain, torch.float32 if "autocast" in how else torch.bfloat16)
     record = found.setdefault(name, {})
     record["parameters"] = sum(x.numel() for x in model.parameters())
     if "compile" in how:
@@ -283,7 +288,7 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | N
         began = time.perf_counter()
         ids = torch.randint(VOCABULARY, TRAINING[0], device="cuda")
         model.train()
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        loss_of(model, ids).backward()
         model.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
         record["tuning_s"] = round(time.perf_counter() - began, 1)
