@@ -15,10 +15,11 @@ from; those of later runs have a `run`, a number in the list `runs`. Compare row
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
 `+compile`, or in `+recorded`: the step as a CUDA graph (`vort.models.RecordedStep`, which takes any
-model); `+autocast`: weights in float32, the forward under autocast to bfloat16. Medians in milliseconds, peak memory, launches and kernel time by part. Before any row a
-model takes one step of 4 x 8,192 in which it compiles and chooses its kernels (`tuning_s`): those
-that tune do so on a batch that fills the GPU, however long that takes. `first_s`: a row's first
-step. 1 x 256 tokens is the host's time: the GPU waits.
+model); `+autocast`: weights in float32, the forward under autocast to bfloat16. Medians in
+milliseconds, peak memory, launches and kernel time by part. Before any row a model takes one step
+of 4 x 8,192 in which it compiles and chooses its kernels (`tuning_s`): those that tune do so on a
+batch that fills the GPU, however long that takes. `first_s`: a row's first step. 1 x 256 tokens is
+the host's time: the GPU waits.
 Prefill: logits of the last token, with the cache after it.
 Decoding: `generate`, greedy, milliseconds a token between the 8th and the last; of VORT also the
 recorded step by itself (`step`: its replay, without what `generate` does around it), and both with
