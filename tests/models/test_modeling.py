@@ -1,3 +1,6 @@
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +10,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 from tests.layers.cases import masks
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, config_of, model_of, tokens
+from vort.layers.packing import Packing
+from vort.memories.retention_memory import RetentionMemory
 from vort.models import VortForCausalLM, VortModel, modeling_vort
 
 KINDS = (*NAMES, "paper")
@@ -50,6 +55,35 @@ def test_padded_rows_equal_unpadded_ones(kind: str, mask: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@given(mask=masks())
+@settings(max_examples=5)
+def test_on_a_gpu_padding_is_left_out_of_all_layers(kind: str, mask: torch.Tensor) -> None:
+    """Tokens alone go through them, in one packed row: what comes back is the same."""
+    model, ids = MODELS[kind], tokens(*mask.shape)
+    packs = all(isinstance(b.self_attn.memory, RetentionMemory) for b in model.model.layers)
+    options: dict[str, Any] = {"attention_mask": mask.long()}
+    options |= {"labels": ids.masked_fill(~mask, -100), "use_cache": False}
+    options |= {"output_hidden_states": True, "output_orders": kind == "vort"}
+    found = []
+    for alone in (False, True):
+        with (
+            mock.patch.object(modeling_vort, "packs_well", return_value=alone),
+            mock.patch.object(Packing, "of_tokens", wraps=Packing.of_tokens) as made,
+        ):
+            result = model(ids, **options)
+        assert made.called == (alone and packs and not bool(mask.all()))
+        states = [*result.hidden_states, *(result.orders or ())]
+        grads = []
+        if bool((options["labels"][:, 1:] >= 0).any()):
+            grads = torch.autograd.grad(
+                result.loss, list(model.parameters()), allow_unused=True, materialize_grads=True
+            )
+        found.append(([x[mask] for x in (result.logits, *states)], grads))
+    for got, wanted in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(list(got), list(wanted), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=4))
 @settings(max_examples=5)
 @torch.no_grad()
@@ -68,6 +102,18 @@ def test_the_future_never_reaches_the_past(kind: str) -> None:
     changed = torch.cat([ids[:, :30], tokens(1, 10, seed=1)], 1)
     before, after = model(ids).logits[:, :30], model(changed).logits[:, :30]
     torch.testing.assert_close(before, after, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_scored_on_nothing(side: str) -> None:
+    """The position before a row's first token least of all, where padding is on the left."""
+    model, ids = MODELS["vort"], tokens(1, 12)
+    padding = torch.zeros(1, 5, dtype=torch.long)
+    beside = (lambda x, y: [y, x]) if side == "left" else (lambda x, y: [x, y])
+    padded, mask = (torch.cat(beside(x, padding), 1) for x in (ids, torch.ones_like(ids)))
+    labels = padded.masked_fill(mask == 0, -100)
+    got = model(padded, attention_mask=mask, labels=labels).loss
+    torch.testing.assert_close(got, model(ids, labels=ids).loss, **CLOSE)
 
 
 def test_the_loss_is_cross_entropy_of_the_next_token() -> None:

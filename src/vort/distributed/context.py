@@ -329,20 +329,18 @@ class _Cutter:
         """
         from vort.models.modeling_vort import _targets
 
-        targets = _targets(given.pop("labels", None), given.pop("shift_labels", None))
+        mask = given.pop("attention_mask", None)
+        targets = _targets(given.pop("labels", None), given.pop("shift_labels", None), mask)
         if targets is not None:
             given["shift_labels"] = targets
         rows = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
         batch, length = rows.shape[:2]
-        mask = given.pop("attention_mask", None)
         mask = None if mask is None else present(mask, batch, length).bool()
         mask = None if mask is None or bool(mask.all()) else mask
         named = {name: given.pop(name, None) for name in _PACKED}
         packing = Packing.of(batch, length, mask, **named)
         names = [x for x in ("input_ids", "inputs_embeds", *_ALONG) if given.get(x) is not None]
         if packing is not None:
-            if mask is not None and targets is not None:
-                given["shift_labels"] = targets.masked_fill(~mask, _IGNORED)
             for name in names:
                 given[name] = packing.lay(given[name])
             return [int(b) for b in packing.bounds.tolist()]

@@ -49,10 +49,12 @@ class Packing(NamedTuple):
     Attributes:
         bounds: `[N + 1]`, of all rows laid end to end.
         spread: whether there is more than one row, to be laid end to end first.
+        places: `[tokens]` of all rows laid end to end, those that are laid; None: every one.
     """
 
     bounds: Tensor
     spread: bool
+    places: Tensor | None = None
 
     @classmethod
     def of(
@@ -110,13 +112,35 @@ class Packing(NamedTuple):
         end = starts.new_tensor([batch * length])
         return cls(torch.cat([starts, end]), batch > 1)
 
+    @classmethod
+    def of_tokens(cls, mask: Tensor) -> "Packing":
+        """The tokens of padded rows alone, each row a sequence; mask `[B, T]`, 0 at padding.
+
+        >>> packing = Packing.of_tokens(torch.tensor([[0, 0, 1], [1, 1, 0]]))
+        >>> row = packing.lay(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+        >>> row.tolist(), packing.bounds.tolist(), packing.back(row, (2, 3)).tolist()
+        ([[3, 4, 5]], [0, 1, 3], [[0, 0, 3], [4, 5, 0]])
+        """
+        real = mask.bool()
+        bounds = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
+        return cls(bounds, True, real.flatten().nonzero().flatten())
+
     def lay(self, x: Tensor) -> Tensor:
         """`[B, T, ...]` as the one row that bounds are of."""
-        return x.flatten(0, 1).unsqueeze(0) if self.spread else x
+        if not self.spread:
+            return x
+        x = x.flatten(0, 1)
+        return (x if self.places is None else x[self.places]).unsqueeze(0)
 
-    def back(self, x: Tensor, batch: int) -> Tensor:
-        """The inverse of `lay`."""
-        return x[0].unflatten(0, (batch, -1)) if self.spread else x
+    def back(self, x: Tensor, shape: tuple[int, int]) -> Tensor:
+        """The inverse of `lay`, for rows of this shape `(B, T)`; zeros where nothing was laid."""
+        if not self.spread:
+            return x
+        row = x[0]
+        if self.places is not None:
+            whole = row.new_zeros(shape[0] * shape[1], *row.shape[1:])
+            row = whole.index_copy(0, self.places, row)
+        return torch.unflatten(row, 0, shape)
 
 
 def _one_of(*given: Tensor | None) -> Tensor | None:

@@ -304,7 +304,7 @@ class VortAttention(nn.Module):
         output_orders: bool,
     ) -> Any:
         """`forward` of rows that hold several sequences each."""
-        batch = hidden_states.shape[0]
+        shape = hidden_states.shape[0], hidden_states.shape[1]
         output, _, *orders = self(
             packing.lay(hidden_states),
             past_key_values=past_key_values,
@@ -313,10 +313,10 @@ class VortAttention(nn.Module):
             entity_mask=None if entity_mask is None else packing.lay(entity_mask),
             output_orders=output_orders,
         )
-        output = packing.back(output, batch)
+        output = packing.back(output, shape)
         if mask is not None:
             output = output.masked_fill(~mask.bool()[..., None], 0)
-        return output, None, *(None if x is None else packing.back(x, batch) for x in orders)
+        return output, None, *(None if x is None else packing.back(x, shape) for x in orders)
 
     def _mix(self, piece: _Piece, before: State | None) -> _Mixed:
         """One piece of every sequence."""

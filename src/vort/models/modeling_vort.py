@@ -17,6 +17,7 @@ from vort.layers import LayerStates, RMSNorm
 from vort.layers.packing import Packing, check_call
 from vort.layers.parts import VortMLP
 from vort.memories import Memory
+from vort.memories.retention_memory import RetentionMemory
 from vort.models.block import VortBlock, are_bare, mlp_width
 from vort.models.cache_vort import VortCache, wrong_cache
 from vort.models.configuration_vort import VortConfig
@@ -250,7 +251,9 @@ class VortModel(VortPreTrainedModel):
             past_key_values = self.new_cache()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        batch = hidden.shape[0]
+        shape = hidden.shape[0], hidden.shape[1]
+        if packing is None and mask is not None and part is None:
+            packing = self._without_padding(hidden, mask, past_key_values)
         if packing is not None:
             # Padding stands apart from the sequences and needs no mask.
             mask, cu_seqlens, hidden = None, packing.bounds, packing.lay(hidden)
@@ -272,9 +275,9 @@ class VortModel(VortPreTrainedModel):
         through = self._through_untraced if _leaves_to_kernels(hidden) else self._through
         hidden, states, orders = through(hidden, options, keep, alone)
         if packing is not None:
-            hidden = packing.back(hidden, batch)
-            states = [packing.back(x, batch) for x in states]
-            orders = [None if x is None else packing.back(x, batch) for x in orders]
+            hidden = packing.back(hidden, shape)
+            states = [packing.back(x, shape) for x in states]
+            orders = [None if x is None else packing.back(x, shape) for x in orders]
         if asked is not None:
             hidden = hidden.flatten(0, 1)[asked] if alone is None else hidden[: len(asked)]
         result = VortModelOutput(
@@ -313,6 +316,25 @@ class VortModel(VortPreTrainedModel):
             seq_idx=seq_idx,
             **kwargs,
         )
+
+    def _without_padding(
+        self, hidden: Tensor, mask: Tensor, cache: LayerStates | None
+    ) -> Packing | None:
+        """The tokens of padded rows alone, for all layers; None where rows go as they are.
+
+        On a GPU nothing is computed for padding then, and every layer is the one of packed rows.
+        """
+        if cache is not None or traced(hidden) or not packs_well(hidden):
+            return None
+        # Others take packed rows a sequence at a time; and whoever looks on expects rows.
+        known = all(
+            type(block) is VortBlock and isinstance(block.self_attn.memory, RetentionMemory)
+            for block in self.layers
+        )
+        if not known or is_watched(*self.layers):
+            return None
+        packing = Packing.of_tokens(mask)
+        return packing if packing.places is not None and packing.places.numel() else None
 
     def _alone(
         self, places: Tensor, hidden: Tensor, options: dict[str, Any], keep: bool
@@ -435,7 +457,7 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
         `vort.layers.plain_step`'s.
         """
         # Not in the signature: Trainer would take it for a label that every batch must have.
-        targets = _targets(labels, kwargs.pop("shift_labels", None))
+        targets = _targets(labels, kwargs.pop("shift_labels", None), attention_mask)
         part = kwargs.pop("part", None)
         if kwargs.get("asked") is not None:
             raise TypeError("asked is for the model without its head: call `.model` with it")
@@ -568,11 +590,21 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     return None
 
 
-def _targets(labels: Tensor | None, shift_labels: Tensor | None) -> Tensor | None:
-    """What each position is scored on, `[B, T]`; -100: on nothing."""
-    if labels is None or shift_labels is not None:
-        return shift_labels
-    return nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+def packs_well(hidden: Tensor) -> bool:
+    """Whether sequences of all lengths in one row are as fast as rows: by the kernels."""
+    return hidden.is_cuda and has_triton()
+
+
+def _targets(
+    labels: Tensor | None, shift_labels: Tensor | None, mask: Tensor | None
+) -> Tensor | None:
+    """What each position is scored on, `[B, T]`; -100: on nothing, as padding is."""
+    targets = shift_labels
+    if labels is not None and targets is None:
+        targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    if targets is None or mask is None:
+        return targets
+    return targets.masked_fill(present(mask, *targets.shape[:2]) == 0, -100)
 
 
 def _leaves_to_kernels(hidden: Tensor) -> bool:

@@ -1,6 +1,5 @@
 """Multi-query associative recall: pairs first, then each key once."""
 
-
 import numpy as np
 import pytest
 import torch

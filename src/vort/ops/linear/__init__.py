@@ -188,7 +188,7 @@ def _takes_all(
         return delta is None
     if not multiplied_by_kernels(x, *weights) or not kernels_take(norm.weight):
         return False
-    return is_added_to(x, delta) and x.shape[-1] <= WIDEST
+    return is_added_to(x, delta) and x.shape[-1] <= WIDEST and len(weights) <= MOST
 
 
 def gated_norm_linear(
