@@ -30,11 +30,12 @@ def test_cells_have_names_of_their_own_and_settings_that_exist(name: str, size: 
 @pytest.mark.parametrize("name", ["pilot", "books"])
 def test_models_of_a_table_have_equally_many_parameters(name: str, size: Size) -> None:
     sizes = {}
-    for cell in EXPERIMENTS[name].cells(size, BOOKS):
-        config = VortConfig(**cell.config)
+    configs = {cell.model: cell.config for cell in EXPERIMENTS[name].cells(size, BOOKS)}
+    for model, given in configs.items():
+        config = VortConfig(**given)
         attention = sum(x.numel() for x in VortAttention(config).parameters())
         embeddings = 2 * 300 * config.hidden_size
-        sizes[cell.model] = attention + 3 * config.hidden_size * mlp_width(config) + embeddings
+        sizes[model] = attention + 3 * config.hidden_size * mlp_width(config) + embeddings
     off = {name: abs(count / sizes["vort"] - 1) for name, count in sizes.items()}
     assert max(off.values()) < 0.01, off
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -64,7 +64,7 @@ class Cell:
 
         Where settings came from is none of them.
         """
-        settings = {key: value for key, value in asdict(self).items() if key != "search"}
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "search"}
         return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
     def coordinates(self) -> dict[str, Any]:
