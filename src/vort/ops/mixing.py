@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.gpu.folds import folded_together
 from vort.ops.gpu.together import Together
 from vort.ops.linear import MOST
 from vort.ops.linear.triton import NormInputs, ProductInputs, gated_norm_op, products_op
@@ -194,6 +195,7 @@ def _forward(inputs: LayerInputs) -> Tensors:
     return total, y, order, *heads, o, *kept
 
 
+@folded_together()
 def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
     dtotal, dy, dorder = grads
     c = _Kept._make(kept)

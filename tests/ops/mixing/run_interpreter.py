@@ -20,6 +20,45 @@ def a_layer_at_once_is_its_ops_to_the_bit() -> None:
     assert all(error == 0 for error in errors.values()), errors
 
 
+def sums_together_are_those_alone() -> None:
+    """Of several shapes and types, more than a launch takes; after an error nothing waits."""
+    from vort.ops.gpu import folds
+
+    shapes = [(1, 3), (700, 5), (40, 33), (2, 4, 8, 2), (513, 16), (3, 1)] * 2
+    sums = [torch.randn(shape) for shape in shapes]
+    types = [torch.float32, torch.float64, torch.float32] * 4
+    alone = [folds.fold(x, dtype) for x, dtype in zip(sums, types, strict=True)]
+    with mock.patch.object(folds, "launch", wraps=folds.launch) as launched:
+        with folds.folded_together(), folds.folded_together():
+            found = [folds.fold(x, dtype) for x, dtype in zip(sums, types, strict=True)]
+            pair = folds.fold_pair(torch.ones(2, 9, 4), torch.float32)
+            assert not launched.called
+        assert launched.call_count == 3  # eight and two of float32, four of float64
+        try:
+            with folds.folded_together():
+                folds.fold(sums[0], torch.float32)
+                raise ValueError("in between")
+        except ValueError:
+            pass
+        folds.fold(sums[0], torch.float32)
+        assert launched.call_count == 4
+    assert [x.tolist() for x in pair] == [[9.0] * 4] * 2
+    for x, got, wanted in zip(sums, found, alone, strict=True):
+        assert torch.equal(got, wanted)
+        torch.testing.assert_close(got.double(), x.double().sum(0), rtol=1e-5, atol=1e-5)
+
+
+def a_backward_adds_up_in_one_launch() -> None:
+    from vort.ops.gpu import folds
+
+    with (
+        kernels_everywhere(True),
+        mock.patch.object(folds, "launch", wraps=folds.launch) as launched,
+    ):
+        layer_results({}, torch.float32, "cpu", 0, at_once=True)
+    assert launched.call_count == 1
+
+
 @contextmanager
 def _products_in_float32() -> Iterator[None]:
     """As autocast on a GPU, with float64 and float32 in the place of float32 and bfloat16.

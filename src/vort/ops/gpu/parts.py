@@ -7,10 +7,7 @@ A tensor is ``[tokens, H, D]``; a batch is tokens laid end to end.
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton import knobs
-
-from vort.ops.gpu.launcher import Tile, launch, power_of_two
 
 try:
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -18,9 +15,9 @@ except ImportError:  # an older Triton
     gdc_launch_dependents = gdc_wait = None
 
 __all__ = [
-    "ask", "fence_loads", "finished", "fold", "fold_pair", "keep_branch", "let_next_start",
-    "load_column", "load_flipped", "load_rows", "narrow", "power", "reciprocal", "store_rows",
-    "uniform", "wait_for_inputs", "widen",
+    "ask", "fence_loads", "finished", "keep_branch", "let_next_start", "load_column",
+    "load_flipped", "load_rows", "narrow", "power", "reciprocal", "store_rows", "uniform",
+    "wait_for_inputs", "widen",
 ]  # fmt: skip
 
 ON_GPU = tl.constexpr(not knobs.runtime.interpret)
@@ -230,52 +227,3 @@ def fence_loads(step):
             "fence.proxy.async.shared::cta; mov.b32 $0, $1;", "=r,r", [step],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["rows"])
-def fold_kernel(partial, out, second, rows, N: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr):
-    """BN column sums of ``[rows, N]``, and where there is a second result, of the next ``rows``."""
-    COLUMNS: tl.constexpr = (N + BN - 1) // BN
-    pid = tl.program_id(0)
-    group = (pid // COLUMNS).to(tl.int64)
-    if second is not None:
-        out = tl.where(group == 0, out, second)
-    flat = pid % COLUMNS * BN + tl.arange(0, BN)
-    col = flat[None, :]
-    acc = tl.zeros([BR, BN], dtype=tl.float32)
-    for first in range(0, rows, BR):
-        row = (first + tl.arange(0, BR))[:, None]
-        at = (group * rows + row) * N + col
-        acc += tl.load(partial + at, mask=(row < rows) & (col < N), other=0.0)
-    tl.store(out + flat, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=flat < N)
-
-
-# Rows that a program of a fold takes at once: it waits for memory once for so many.
-FOLDED = 512
-
-
-def fold(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float32 `partial` summed over its first axis, in a fixed order; rounded once."""
-    return _fold(partial, partial.shape, 1, dtype)[0]
-
-
-def fold_pair(partial: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Likewise of `[2, rows, ...]`, each half by itself, in one launch."""
-    first, second = _fold(partial, partial.shape[1:], 2, dtype)
-    return first, second
-
-
-def _fold(partial: Tensor, shape: torch.Size, groups: int, dtype: torch.dtype) -> list[Tensor]:
-    """Sums over the first axis of each of so many groups, which have this shape."""
-    rows, kept = shape[0], shape[1:]
-    found = [partial.new_empty(kept, dtype=dtype) for _ in range(groups)]
-    size = kept.numel()
-    # few columns are spread over more programs
-    columns = min(32 if size * len(found) > 4096 else 16, power_of_two(size))
-    height = min(FOLDED, power_of_two(rows))
-    launch(
-        fold_kernel, len(found) * -(-size // columns), partial, found[0],
-        found[1] if len(found) > 1 else None, rows,
-        N=size, BN=columns, BR=height, tile=Tile(0, 8 if height * columns >= 8192 else 4, 1),
-    )  # fmt: skip
-    return found

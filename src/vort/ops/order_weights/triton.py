@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.gpu.folds import fold
 from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
-from vort.ops.gpu.parts import fold
 from vort.ops.gpu.together import room_for
 
 __all__ = ["RoutingInputs", "order_weights_fused", "routing_op", "routing_weights_fused"]

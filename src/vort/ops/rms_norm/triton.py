@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vort.ops.custom import Tensors, custom_op
+from vort.ops.gpu.folds import fold
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import fold
 
 __all__ = ["blocks_of", "load_weight", "norm_rows", "norm_rows_back", "rms_norm_fused"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op, traced
+from vort.ops.gpu.folds import fold, fold_pair, folded_together
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
-from vort.ops.gpu.parts import fold, fold_pair
 from vort.ops.gpu.together import room_for
 
 from .backward import sums_gradient_kernel, taps_gradient_kernel
@@ -84,6 +84,7 @@ def _pair(a: Tensor | None, b: Tensor | None, like: Sequence[Any]) -> list[Tenso
     ]
 
 
+@folded_together()
 def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
     inputs = dense_rows(inputs)
     x, weight = inputs.x, inputs.weight
