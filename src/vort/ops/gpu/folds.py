@@ -19,7 +19,7 @@ from vort.ops.gpu.launcher import Tile, launch
 __all__ = ["fold", "fold_pair", "folded_together"]
 
 # Columns and rows that a program takes at once: it waits for memory once for so many.
-COLUMNS, ROWS = 32, 512
+COLUMNS, ROWS = 16, 512
 TILE = Tile(COLUMNS, 8, 1)
 # Sums of one launch.
 MOST = 8
