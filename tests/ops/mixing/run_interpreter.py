@@ -113,6 +113,31 @@ def packed_sequences_at_once_are_those_apart() -> None:
         assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
 
 
+def a_padded_model_of_kernels_equals_one_without() -> None:
+    """Padding is taken out before its first layer, each of which is then one function."""
+    from tests.models.cases import model_of, tokens
+    from vort.layers import vort_attention
+    from vort.models import modeling_vort
+
+    model, ids, mask = model_of("vort").train(), tokens(3, 14), torch.ones(3, 14).long()
+    mask[0, :4] = mask[1, 9:] = mask[2, 3:5] = 0
+    given = {"attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    at_once, found = vort_attention.attention_at_once, []
+    for kernels in (True, False):
+        with (
+            kernels_everywhere(kernels),
+            mock.patch.object(modeling_vort, "packs_well", return_value=kernels),
+            mock.patch.object(vort_attention, "attention_at_once", wraps=at_once) as called,
+        ):
+            loss = model(ids, **given, use_cache=False).loss
+            grads = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+        shapes = {tuple(call.args[2].shape[:2]) for call in called.call_args_list}
+        assert shapes == ({(1, int(mask.sum()))} if kernels else set())
+        found.append([loss, *grads])
+    for got, wanted in zip(*found, strict=True):
+        assert (got - wanted).norm() <= 2e-5 * wanted.norm() + 1e-6
+
+
 def bounds_are_looked_at_once_a_model() -> None:
     """Two layers, forward and back, share what follows from the bounds."""
     from vort.layers import VortAttention
