@@ -339,16 +339,14 @@ class _Cutter:
         mask = None if mask is None or bool(mask.all()) else mask
         named = {name: given.pop(name, None) for name in _PACKED}
         packing = Packing.of(batch, length, mask, **named)
-        names = [x for x in ("input_ids", "inputs_embeds", *_ALONG) if given.get(x) is not None]
-        if packing is not None:
-            for name in names:
-                given[name] = packing.lay(given[name])
-            return [int(b) for b in packing.bounds.tolist()]
-        if mask is None:
+        if packing is None and mask is not None:
+            packing = Packing.of_tokens(mask)
+        if packing is None:
             return None
-        for name in names:
-            given[name] = given[name][mask].unsqueeze(0)
-        return [0, *accumulate(mask.sum(1).tolist())]
+        for name in ("input_ids", "inputs_embeds", *_ALONG):
+            if given.get(name) is not None:
+                given[name] = packing.lay(given[name])
+        return [int(b) for b in packing.bounds.tolist()]
 
     def _part(self, length: int, bounds: list[int] | None) -> Part:
         cuts, ranks = _cuts(length, self.ranks), self.ranks

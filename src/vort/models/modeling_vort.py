@@ -324,7 +324,7 @@ class VortModel(VortPreTrainedModel):
 
         On a GPU nothing is computed for padding then, and every layer is the one of packed rows.
         """
-        if cache is not None or traced(hidden) or not packs_well(hidden):
+        if cache is not None or not packs_well(hidden):
             return None
         # Others take packed rows a sequence at a time; and whoever looks on expects rows.
         known = all(
@@ -591,8 +591,8 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
 
 
 def packs_well(hidden: Tensor) -> bool:
-    """Whether sequences of all lengths in one row are as fast as rows: by the kernels."""
-    return hidden.is_cuda and has_triton()
+    """Whether sequences of all lengths in one row are as fast as rows: where kernels are."""
+    return is_plain(hidden)
 
 
 def _targets(
