@@ -21,10 +21,10 @@ __all__ = ["heads_fused", "heads_op", "turned_again"]
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
 BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
-# Positions and channels in a block of the convolution's own gradients.
-TAPS, WIDE = Tile(32, 4, 1), 64
+# Segments side by side in the convolution's own gradients, their channels and their positions.
+TAPS, WIDE, SPAN = Tile(8, 4, 1), 64, 32
 # Programs that share the blocks of a backward: each leaves sums of its own.
-PROGRAMS, PROGRAMS_OF_TAPS = 3168, 3072
+PROGRAMS = 3168
 
 
 def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     constants = _constants(inputs, BACKWARD)
     tile = _tile(inputs, BACKWARD)
     blocks = -(-length // tile.columns)
-    parts = min(batch * blocks, max(1, PROGRAMS // (channels // dim)))
+    parts = min(batch * blocks, max(1, PROGRAMS // (heads + kv_heads)))
     like: Any = empty_heads(inputs) if any(g is None for g in grads[:5]) else grads
     dq, dk = _pair(grads[0], grads[1], like[:2])
     dq_turned, dk_turned = _pair(grads[3], grads[4], like[3:5])
@@ -109,17 +109,29 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     if inputs.q_map is not None:
         maps = x.new_empty(2, parts, *inputs.q_map.shape, **wide)
         sums[2:] = maps[0], maps[1]
-    du = room_for(x) if weight is None else x.new_empty(x.shape)
+    dx = room_for(x)
+    others = channels - kv_heads * dim
+    du = dx if weight is None else x.new_empty(batch, length, others)
     taps = kept[0] if kept else _taps(weight)
     launch(
-        sums_gradient_kernel, parts * (channels // dim), x, taps, *inputs[2:10], dq, dk,
-        dense(grads[2]), dq_turned, dk_turned, dense(grads[5]), du, *sums, parts,
-        batch * blocks, blocks, length, x.stride(0) // constants["UNIT"], turn_stride(inputs),
-        inputs.eps, OUT=du.stride(1), tile=tile, **constants,
+        sums_gradient_kernel, parts * (heads + kv_heads), x, taps, *inputs[2:10], dq, dk,
+        dq_turned, dk_turned, du, *sums, parts, batch * blocks, blocks, length,
+        x.stride(0) // constants["UNIT"], turn_stride(inputs), inputs.eps, OUT=du.stride(1),
+        tile=tile, **constants,
     )  # fmt: skip
-    dx, dweight = du, None
-    if weight is not None and taps is not None:
-        dx, dtaps = _through_taps(inputs, weight, constants, taps, du)
+    dv, again = dense(grads[2]), dense(grads[5])
+    if dv is None:
+        dv, again = again, None
+    if dv is None:
+        dv = torch.zeros_like(like[2])
+    dweight = None
+    if weight is None:
+        values = dx[..., others:]
+        values.copy_(dv.view_as(values))
+        if again is not None:
+            values += again.view_as(values)
+    elif taps is not None:
+        dtaps = _through_taps(inputs, constants, taps, du, dv, again, dx)
         dweight = fold(dtaps, weight.dtype)
     return (
         dx,
@@ -139,25 +151,24 @@ def _fold_pair(partial: Tensor | None, q: Tensor | None, k: Tensor | None) -> Te
 
 
 def _through_taps(
-    inputs: Inputs, weight: Tensor, constants: dict[str, Any], taps: Tensor, du: Tensor
-) -> tuple[Tensor, Tensor]:
-    """dx, and parts of dweight `[parts, C, W]`."""
-    x, size = inputs.x, weight.shape[1]
+    inputs: Inputs, constants: dict[str, Any], taps: Tensor, du: Tensor, dv: Tensor,
+    again: Tensor | None, dx: Tensor,
+) -> Tensor:  # fmt: skip
+    """Writes dx; parts of dweight `[parts, C, W]`."""
+    x, values = inputs.x, inputs.num_key_value_heads * inputs.dim
     batch, length, channels = x.shape
-    tile = TAPS
-    columns = -(-channels // WIDE)
-    blocks = -(-(length + (size - 1) * (inputs.state is not None)) // tile.columns)
-    parts = min(batch * blocks, max(1, PROGRAMS_OF_TAPS // columns))
-    dx = room_for(x)
-    dtaps = x.new_empty(parts, channels, size, dtype=torch.float32)
+    per_row = -(-(length + (inputs.taps - 1) * (inputs.state is not None)) // SPAN)
+    parts = -(-batch * per_row // TAPS.columns)
+    columns = -(-(channels - values) // WIDE) + -(-values // WIDE)
+    dtaps = x.new_empty(parts, channels, inputs.taps, dtype=torch.float32)
     names = ("W", "STRIDE", "UNIT", "HAS_STATE", "HAS_AGE")
     launch(
-        taps_gradient_kernel, parts * columns, x, taps, inputs.state, inputs.age, du, dx, dtaps,
-        parts, batch * blocks, blocks, length, x.stride(0) // constants["UNIT"],
-        C=channels, BT=tile.columns, BC=WIDE, OUT=dx.stride(1), tile=tile,
+        taps_gradient_kernel, parts * columns, x, taps, inputs.state, inputs.age, du, dv, again,
+        dx, dtaps, batch * per_row, per_row, length, x.stride(0) // constants["UNIT"],
+        C=channels, CV=values, BT=TAPS.columns, BC=WIDE, SPAN=SPAN, OUT=dx.stride(1), tile=TAPS,
         **{n: constants[n] for n in names},
     )  # fmt: skip
-    return dx, dtaps
+    return dtaps
 
 
 heads_op = custom_op(
