@@ -220,7 +220,9 @@ def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool
         near = inputs.near(turned_q, turned_k, c.v)
         came = (dnear, dentropy)
         dturned = list(attend_op.backward(near, (c.near, c.entropy, c.sums), came, ()))
-    dprojected, dconv, *dheads = heads_op.backward(heads, (c.taps,), (dq, dk, dv, *dturned), ())
+    dprojected, dconv, *dheads = heads_op.backward(
+        heads, (c.q, c.k, c.taps), (dq, dk, dv, *dturned), ()
+    )
     parts = [x for x in (dprojected, dgate, dlogits) if x is not None]
     dx, ddelta, dnorm, *dweights = products_op.backward(
         inputs.products(), (c.total,), (dtotal, None, *parts), ()

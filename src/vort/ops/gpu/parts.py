@@ -15,12 +15,13 @@ except ImportError:  # an older Triton
     gdc_launch_dependents = gdc_wait = None
 
 __all__ = [
-    "ask", "fence_loads", "finished", "keep_branch", "let_next_start", "load_column",
-    "load_flipped", "load_rows", "narrow", "power", "reciprocal", "store_rows", "uniform",
-    "wait_for_inputs", "widen",
+    "LOG2E", "ask", "fence_loads", "finished", "keep_branch", "let_next_start", "load_column",
+    "load_flipped", "load_rows", "narrow", "power", "reciprocal", "sigmoid", "store_rows",
+    "uniform", "wait_for_inputs", "widen",
 ]  # fmt: skip
 
 ON_GPU = tl.constexpr(not knobs.runtime.interpret)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -117,6 +118,12 @@ def reciprocal(x):
     else:
         x = 1.0 / x
     return x
+
+
+@triton.jit
+def sigmoid(x):
+    """Two instructions of the special unit, and two more."""
+    return reciprocal(1.0 + power(x * -LOG2E))
 
 
 @triton.jit

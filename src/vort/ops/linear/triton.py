@@ -17,6 +17,7 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.folds import fold
 from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
+from vort.ops.gpu.parts import sigmoid, widen
 from vort.ops.gpu.together import Together, room_for
 from vort.ops.linear import MOST
 from vort.ops.rms_norm.triton import (
@@ -45,41 +46,42 @@ LOSS = Tile(columns=4096, warps=8, stages=1)
 LOGITS = 1 << 28
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
-def gate_kernel(
-    both, out, rows, stride, F: tl.constexpr, BF: tl.constexpr, BR: tl.constexpr
-):  # fmt: skip
-    """BR rows of silu(a) b ``[rows, F]``, a and b the halves of a row of ``both``."""
+@triton.jit
+def gated_place(rows, F: tl.constexpr, BF: tl.constexpr, BR: tl.constexpr):
+    """Rows and columns of this program's block, and what of it exists."""
     COLUMNS: tl.constexpr = (F + BF - 1) // BF
     pid = tl.program_id(0)
     row = ((pid // COLUMNS) * BR + tl.arange(0, BR)).to(tl.int64)[:, None]
     col = ((pid % COLUMNS) * BF + tl.arange(0, BF))[None, :]
-    mask = (row < rows) & (col < F)
-    a = tl.load(both + row * stride + col, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(both + row * stride + F + col, mask=mask, other=0.0).to(tl.float32)
-    value = a / (1.0 + tl.exp(-a)) * b
+    return row, col, (row < rows) & (col < F)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def gate_kernel(both, out, rows, F: tl.constexpr, BF: tl.constexpr, BR: tl.constexpr):
+    """BR rows of silu(a) b ``[rows, F]``, a and b the halves of a row of ``both``."""
+    row, col, mask = gated_place(rows, F, BF, BR)
+    at = both + row * (2 * F) + col
+    a = widen(tl.load(at, mask=mask, other=0.0))
+    b = widen(tl.load(at + F, mask=mask, other=0.0))
+    value = a * sigmoid(a) * b
     tl.store(out + row * F + col, value.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@triton.jit(do_not_specialize=["rows"])
 def gate_gradient_kernel(
-    grad, both, dboth, out, rows, stride, F: tl.constexpr, BF: tl.constexpr, BR: tl.constexpr
+    grad, both, dboth, out, rows, F: tl.constexpr, BF: tl.constexpr, BR: tl.constexpr
 ):  # fmt: skip
-    """Gradients to both halves, dense, and silu(a) b again."""
-    COLUMNS: tl.constexpr = (F + BF - 1) // BF
-    pid = tl.program_id(0)
-    row = ((pid // COLUMNS) * BR + tl.arange(0, BR)).to(tl.int64)[:, None]
-    col = ((pid % COLUMNS) * BF + tl.arange(0, BF))[None, :]
-    mask = (row < rows) & (col < F)
-    a = tl.load(both + row * stride + col, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(both + row * stride + F + col, mask=mask, other=0.0).to(tl.float32)
-    g = tl.load(grad + row * F + col, mask=mask, other=0.0).to(tl.float32)
-    s = 1.0 / (1.0 + tl.exp(-a))
+    """Gradients to both halves, and silu(a) b again."""
+    row, col, mask = gated_place(rows, F, BF, BR)
+    at = row * (2 * F) + col
+    a = widen(tl.load(both + at, mask=mask, other=0.0))
+    b = widen(tl.load(both + at + F, mask=mask, other=0.0))
+    g = widen(tl.load(grad + row * F + col, mask=mask, other=0.0))
+    s = sigmoid(a)
     tl.store(out + row * F + col, (a * s * b).to(out.dtype.element_ty), mask=mask)
     da = g * b * s * (1.0 + a * (1.0 - s))
-    at = dboth + row * (2 * F) + col
-    tl.store(at, da.to(dboth.dtype.element_ty), mask=mask)
-    tl.store(at + F, (g * a * s).to(dboth.dtype.element_ty), mask=mask)
+    tl.store(dboth + at, da.to(dboth.dtype.element_ty), mask=mask)
+    tl.store(dboth + at + F, (g * a * s).to(dboth.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["stride", "ignored"])
@@ -133,35 +135,38 @@ def gated_tile(
     return row[:, None] * D + col, gate_at[:, None] + col, mask
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@triton.jit(do_not_specialize=["rows", "units"])
 def gated_norm_kernel(
-    x, other, gate, weight, y, rows, stride, eps,
-    HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+    x, other, gate, weight, y, rows, units, eps,
+    HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, UNIT: tl.constexpr,
     HAS_OTHER: tl.constexpr, HAS_GATE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    """BR heads of norm(x + other) silu(gate)."""
-    at, gate_at, mask = gated_tile(tl.program_id(0).to(tl.int64), rows, HEADS, D, BD, BR, stride)
-    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    """BR heads of norm(x + other) silu(gate); rows of the gate lie `units` times UNIT apart."""
+    block = tl.program_id(0).to(tl.int64)
+    at, gate_at, mask = gated_tile(block, rows, HEADS, D, BD, BR, units * UNIT)
+    value = widen(tl.load(x + at, mask=mask, other=0.0))
     if HAS_OTHER:
-        value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
+        value += widen(tl.load(other + at, mask=mask, other=0.0))
+    g = value
+    if HAS_GATE:
+        g = widen(tl.load(gate + gate_at, mask=mask, other=0.0))
     if HAS_WEIGHT:
         value *= tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
         value *= load_weight(weight, D, BD)
     if HAS_GATE:
-        g = tl.load(gate + gate_at, mask=mask, other=0.0).to(tl.float32)
-        value *= g / (1.0 + tl.exp(-g))
+        value *= g * sigmoid(g)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "stride", "back_units"])
+@triton.jit(do_not_specialize=["rows", "units", "back_units"])
 def gated_norm_gradient_kernel(
-    grad, x, other, gate, weight, dx, dgate, y, partial, rows, stride, back_units, eps,
+    grad, x, other, gate, weight, dx, dgate, y, partial, rows, units, back_units, eps,
     HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     UNIT: tl.constexpr, HAS_OTHER: tl.constexpr, HAS_GATE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """dx (which is that of `other` too), dgate, y again, and a part of dweight ``[n, D]``.
 
-    Rows of dgate lie `back_units` times UNIT apart.
+    Rows of the gate lie `units` times UNIT apart, those of dgate `back_units` times.
     """
     programs = tl.num_programs(0)
     first = tl.program_id(0).to(tl.int64)
@@ -170,12 +175,15 @@ def gated_norm_gradient_kernel(
     acc = tl.zeros([BR, BD], dtype=tl.float32)
     for step in range(tl.cdiv(tl.cdiv(rows, BR) - first, programs)):
         block = first + step * programs
-        at, gate_at, mask = gated_tile(block, rows, HEADS, D, BD, BR, stride)
+        at, gate_at, mask = gated_tile(block, rows, HEADS, D, BD, BR, units * UNIT)
         _, back_at, _ = gated_tile(block, rows, HEADS, D, BD, BR, back_units * UNIT)
-        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        value = widen(tl.load(x + at, mask=mask, other=0.0))
         if HAS_OTHER:
-            value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
-        g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32)
+            value += widen(tl.load(other + at, mask=mask, other=0.0))
+        g = widen(tl.load(grad + at, mask=mask, other=0.0))
+        a = g
+        if HAS_GATE:
+            a = widen(tl.load(gate + gate_at, mask=mask, other=0.0))
         if HAS_WEIGHT:
             rstd = tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
             unit = value * rstd
@@ -184,14 +192,13 @@ def gated_norm_gradient_kernel(
             unit = value
             normed = value
         if HAS_GATE:
-            a = tl.load(gate + gate_at, mask=mask, other=0.0).to(tl.float32)
-            s = 1.0 / (1.0 + tl.exp(-a))
+            s = sigmoid(a)
             da = g * normed * s * (1.0 + a * (1.0 - s))
             tl.store(dgate + back_at, da.to(dgate.dtype.element_ty), mask=mask)
-            g *= a * s
-            tl.store(y + at, (normed * a * s).to(y.dtype.element_ty), mask=mask)
-        else:
-            tl.store(y + at, normed.to(y.dtype.element_ty), mask=mask)
+            a *= s
+            g *= a
+            normed *= a
+        tl.store(y + at, normed.to(y.dtype.element_ty), mask=mask)
         if HAS_WEIGHT:
             acc += tl.where(mask, g * unit, 0.0)
             g *= scale
@@ -338,7 +345,7 @@ def _mlp(inputs: MlpInputs) -> Tensors:
     both = normed @ _joined([gate, up], dtype).T
     hidden = both.new_empty(both.shape[0], both.shape[1] // 2)
     count, sizes = _halves(both)
-    launch(gate_kernel, count, both, hidden, both.shape[0], both.stride(0), **sizes)
+    launch(gate_kernel, count, both, hidden, both.shape[0], **sizes)
     y = (hidden @ down.to(dtype).T).view(*x.shape[:-1], -1)
     return total.view(x.shape) if delta is not None else x.view_as(x), y, both
 
@@ -353,7 +360,7 @@ def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool])
     count, sizes = _halves(both)
     launch(
         gate_gradient_kernel, count, dy @ down.to(dtype), both, dboth, hidden, both.shape[0],
-        both.stride(0), **sizes,
+        **sizes,
     )  # fmt: skip
     ddown = _to_weights(dy, hidden, down)
     dx, dnorm, normed = dboth @ _joined([gate, up], dtype), None, total
@@ -401,9 +408,10 @@ def _gated_norm(given: NormInputs) -> tuple[Tensor]:
     y = torch.empty_like(x)
     count, sizes = blocks_of(x, 4096)
     stride = 0 if gate is None else gate.stride(-2)
+    unit = gcd(8, stride)
     launch(
-        gated_norm_kernel, count, *inputs[:4], y, rows, stride, eps, tile=WHOLE, **sizes,
-        **constants,
+        gated_norm_kernel, count, *inputs[:4], y, rows, stride // unit, eps, UNIT=unit,
+        tile=WHOLE, **sizes, **constants,
     )  # fmt: skip
     return ((y.view(-1, weight.shape[1]) @ weight.to(y.dtype).T).view(*x.shape[:-2], -1),)
 
@@ -415,17 +423,17 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     dx, y = torch.empty_like(x), torch.empty_like(x)
     dgate = None if gate is None else room_for(gate)
     back = 0 if dgate is None else dgate.stride(-2)
-    unit = gcd(8, back) if back else 1
     count, sizes = blocks_of(x, 2048)
     programs = min(count, PROGRAMS)
     partial = None
     if norm is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)
     stride = 0 if gate is None else gate.stride(-2)
+    unit = gcd(8, stride, back)
     grad = dy @ weight.to(dy.dtype)
     launch(
         gated_norm_gradient_kernel, programs, grad, *inputs[:4], dx, dgate, y, partial,
-        rows, stride, back // unit, eps, UNIT=unit, tile=WHOLE, **sizes, **constants,
+        rows, stride // unit, back // unit, eps, UNIT=unit, tile=WHOLE, **sizes, **constants,
     )  # fmt: skip
     dnorm = None if partial is None or norm is None else fold(partial, norm.dtype)
     dweight = _to_weights(dy, y.view(-1, weight.shape[1]), weight)

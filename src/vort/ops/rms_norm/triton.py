@@ -23,9 +23,10 @@ __all__ = ["blocks_of", "load_weight", "norm_rows", "norm_rows_back", "rms_norm_
 WHOLE = Tile(columns=0, warps=4, stages=1)
 # Numbers in a tile. The backward holds three tiles at once, the forward one.
 FORWARD_TILE, BACKWARD_TILE = 4096, 2048
-# Enough to fill a GPU, few enough that their partial sums are short work. The same on every GPU,
-# so that sums are taken in the same order.
-PROGRAMS = 1024
+# Enough to fill a GPU, few enough that their partial sums are short work: six, or twice three, on
+# each of an H100's 132 multiprocessors, so that none is left to run after the others. The same on
+# every GPU, so that sums are taken in the same order.
+PROGRAMS = 792
 
 
 @triton.jit

@@ -14,20 +14,16 @@ du is dx.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import ask, fence_loads, widen
+from vort.ops.gpu.parts import ask, fence_loads, sigmoid, widen
 
 from .forward import (
     ages,
     convolve,
-    head_of,
     load_both,
     load_half,
-    logits_of,
     map_half,
     reach,
     scale_of,
-    sigmoid,
-    softmaxes,
     store_both,
 )
 
@@ -56,12 +52,9 @@ def set_apart(x, mask):
 
 
 @triton.jit
-def through_head(
-    ua, ub, da, db, fa, fb, na, nb, inside, eps, D: tl.constexpr, W: tl.constexpr,
-    NORM: tl.constexpr,
-):  # fmt: skip
-    """The gradient to the convolution's sum from that to the head; and to the norm, added."""
-    a, b = ua, ub
+def again_to_head(ua, ub, inside, eps, D: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr):
+    """Both halves before the norm's weight, the silu's slopes, and what the norm multiplied by."""
+    a, b, slope_a, slope_b, scale = ua, ub, ua, ub, ua
     if W > 1:
         sa, sb = sigmoid(ua), sigmoid(ub)
         a, b = ua * sa, ub * sb
@@ -69,6 +62,16 @@ def through_head(
     if NORM:
         scale = scale_of(a, b, inside, eps, D)
         a, b = a * scale, b * scale
+    return a, b, slope_a, slope_b, scale
+
+
+@triton.jit
+def through_head(
+    a, b, slope_a, slope_b, scale, da, db, fa, fb, na, nb, D: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """The gradient to the convolution's sum from that to the head; and to the norm, added."""
+    if NORM:
         na += da * a
         nb += db * b
         da, db = da * fa, db * fb
@@ -103,7 +106,7 @@ def came_back(
 
 @triton.jit
 def sums_back(
-    x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
+    x, taps, state, age, norm, cos, sin, w, features, plain, turned, du, dnorm, dmap,
     n, h, part, parts, count, blocks, length, batch_units, turn_stride, eps,
     H: tl.constexpr, C: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
     BM: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
@@ -157,26 +160,34 @@ def sums_back(
         if PLAIN:
             wide: tl.constexpr = 2 * M if MAPPED else D
             ask(plain + ((begin + r) * H + h) * wide, real)
+            if MAPPED:
+                ask(features + ((begin + r) * H + h) * wide, real)
         if TURNED:
             ask(turned + ((begin + r) * H + h) * D, real)
+        da, db = zero, zero
+        if MAPPED and PLAIN:
+            at = (first * H + h) * (2 * M)
+            to = r * (H * 2 * M) + j
+            dp = load_half(plain + at, to, inside, j, M, BM)
+            dm = load_half(plain + at, to + M, inside, j, M, BM)
+            p = load_half(features + at, to, inside, j, M, BM)
+            m = load_half(features + at, to + M, inside, j, M, BM)
+            dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
+            dl -= m * (dm - tl.sum(m * dm, axis=1)[:, None])
+            fence_loads(step)
+            da = set_apart(plain_product(dl, tl.trans(wa), zero, NARROW), inside)
+            db = set_apart(plain_product(dl, tl.trans(wb), zero, NARROW), inside)
         ua, ub = convolve(
             xs, own, past, old, t, r * STRIDE + i, i, length, C, W, HALF, BH, STRIDE, HAS_STATE,
             HAS_AGE,
         )  # fmt: skip
-        da, db = zero, zero
+        za, zb, slope_a, slope_b, scale = again_to_head(ua, ub, inside, eps, D, W, NORM)
         if MAPPED and PLAIN:
-            features = plain + (first * H + h) * (2 * M)
-            dp = load_half(features, r * (H * 2 * M) + j, inside, j, M, BM)
-            dm = load_half(features, r * (H * 2 * M) + M + j, inside, j, M, BM)
-            za, zb = head_of(ua, ub, fa, fb, inside, eps, D, W, NORM, NARROW)
-            fence_loads(step)
-            p, m = softmaxes(logits_of(za, zb, wa, wb), M, BM)
-            dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
-            dl -= m * (dm - tl.sum(m * dm, axis=1)[:, None])
-            da = set_apart(plain_product(dl, tl.trans(wa), zero, NARROW), inside)
-            db = set_apart(plain_product(dl, tl.trans(wb), zero, NARROW), inside)
-            ma = plain_product(tl.trans(za), dl, ma, NARROW)
-            mb = plain_product(tl.trans(zb), dl, mb, NARROW)
+            ha, hb = za, zb
+            if NORM:
+                ha, hb = za * fa, zb * fb
+            ma = plain_product(tl.trans(ha.to(NARROW)), dl, ma, NARROW)
+            mb = plain_product(tl.trans(hb.to(NARROW)), dl, mb, NARROW)
         base = (first * H + h) * D
         place = (old - t0) * HALF + i
         c, s = cos, sin
@@ -186,7 +197,9 @@ def sums_back(
             da, db, plain, turned, c, s, base, r * (H * D) + i, place, inside, i, HALF, BH,
             TURN, PLAIN and not MAPPED, TURNED,
         )  # fmt: skip
-        da, db, na, nb = through_head(ua, ub, da, db, fa, fb, na, nb, inside, eps, D, W, NORM)
+        da, db, na, nb = through_head(
+            za, zb, slope_a, slope_b, scale, da, db, fa, fb, na, nb, D, W, NORM
+        )  # fmt: skip
         store_both(du + first * OUT + n * D, r * OUT + i, da, db, inside, i, HALF, BH)
     col = tl.arange(0, BH)
     if NORM:
@@ -204,7 +217,7 @@ def sums_back(
     do_not_specialize=["parts", "count", "blocks", "length", "batch_units", "turn_stride"]
 )  # fmt: skip
 def sums_gradient_kernel(
-    x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map,
+    x, taps, state, age, q_norm, k_norm, cos, sin, q_map, k_map, q, k,
     dq, dk, dq_turned, dk_turned, du, dq_norm, dk_norm, dq_map, dk_map,
     parts, count, blocks, length, batch_units, turn_stride, eps,
     HQ: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, BH: tl.constexpr, M: tl.constexpr,
@@ -223,32 +236,33 @@ def sums_gradient_kernel(
     n = pid % (HQ + HK)
     part = pid // (HQ + HK)
     query = n < HQ
-    norm, w, plain, turned, dnorm, dmap = x, x, x, x, x, x
+    norm, w, features, plain, turned, dnorm, dmap = x, x, x, x, x, x, x
     if NORM:
         norm, dnorm = tl.where(query, q_norm, k_norm), tl.where(query, dq_norm, dk_norm)
     if MAPPED:
         w, dmap = tl.where(query, q_map, k_map), tl.where(query, dq_map, dk_map)
+        features = tl.where(query, q, k)
     if PLAIN:
         plain = tl.where(query, dq, dk)
     if TURNED:
         turned = tl.where(query, dq_turned, dk_turned)
     if HQ == HK:
         sums_back(
-            x, taps, state, age, norm, cos, sin, w, plain, turned, du, dnorm, dmap,
+            x, taps, state, age, norm, cos, sin, w, features, plain, turned, du, dnorm, dmap,
             n, n % HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, MAPPED,
             PLAIN, TURNED,
         )  # fmt: skip
     elif query:
         sums_back(
-            x, taps, state, age, norm, cos, sin, x, plain, turned, du, dnorm, x,
+            x, taps, state, age, norm, cos, sin, x, x, plain, turned, du, dnorm, x,
             n, n, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HQ, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,
         )  # fmt: skip
     else:
         sums_back(
-            x, taps, state, age, norm, cos, sin, x, plain, turned, du, dnorm, x,
+            x, taps, state, age, norm, cos, sin, x, x, plain, turned, du, dnorm, x,
             n, n - HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,

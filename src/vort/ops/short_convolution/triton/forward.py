@@ -11,15 +11,7 @@ convolution, nor its silu: heads are the projections themselves.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import power, reciprocal, widen
-
-LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def sigmoid(u):
-    """By the special unit too."""
-    return reciprocal(1.0 + power(u * -LOG2E))
+from vort.ops.gpu.parts import LOG2E, power, reciprocal, sigmoid, widen
 
 
 @triton.jit

@@ -20,7 +20,7 @@ __all__ = ["heads_fused", "heads_op", "turned_again"]
 
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
-BACKWARD = {2: (Tile(64, 4, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
+BACKWARD = {2: (Tile(32, 4, 1, 168), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
 # Segments side by side in the convolution's own gradients, their channels and their positions.
 TAPS, WIDE, SPAN = Tile(8, 4, 1), 64, 32
 # Programs that share the blocks of a backward: each leaves sums of its own.
@@ -112,10 +112,11 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     dx = room_for(x)
     others = channels - kv_heads * dim
     du = dx if weight is None else x.new_empty(batch, length, others)
-    taps = kept[0] if kept else _taps(weight)
+    features = (dense(kept[0]), dense(kept[1])) if inputs.q_map is not None else (None, None)
+    taps = kept[2] if len(kept) > 2 else _taps(weight)
     launch(
-        sums_gradient_kernel, parts * (heads + kv_heads), x, taps, *inputs[2:10], dq, dk,
-        dq_turned, dk_turned, du, *sums, parts, batch * blocks, blocks, length,
+        sums_gradient_kernel, parts * (heads + kv_heads), x, taps, *inputs[2:10], *features,
+        dq, dk, dq_turned, dk_turned, du, *sums, parts, batch * blocks, blocks, length,
         x.stride(0) // constants["UNIT"], turn_stride(inputs), inputs.eps, OUT=du.stride(1),
         tile=tile, **constants,
     )  # fmt: skip
@@ -179,6 +180,7 @@ heads_op = custom_op(
     empty_heads,
     outputs=("q", "k", "v", "q_turned", "k_turned", "v_again"),
     shown=6,
+    saved=("q", "k"),
     gradients=("x", "weight", "q_norm", "k_norm", "q_map", "k_map"),
 )
 
