@@ -21,6 +21,7 @@ from .forward import (
     convolve,
     load_both,
     load_half,
+    map_half,
     reach,
     scale_of,
     store_both,
@@ -38,34 +39,16 @@ def plain_product(a, b, acc, NARROW: tl.constexpr):
 
 
 @triton.jit
-def whole_map(w, h, D: tl.constexpr, M: tl.constexpr, HALF: tl.constexpr, BH: tl.constexpr,
-              BM: tl.constexpr):  # fmt: skip
-    """A head's map ``[2 BH, BM]``, the rows of its halves one below the other; and which exist."""
-    k = tl.arange(0, 2 * BH)[:, None]
-    m = tl.arange(0, BM)[None, :]
-    at = (h * D + k // BH * HALF + k % BH) * M + m
-    real = (k % BH < HALF) & (m < M)
-    return tl.load(w + at, mask=real, other=0.0), at, real
+def set_apart(x, mask):
+    """x where the mask of its rows holds, by a detour that keeps a product's layout to itself.
 
-
-@triton.jit
-def side_by_side(a, b):
-    """Two halves ``[BT, BH]`` as one ``[BT, 2 BH]``."""
-    both = tl.permute(tl.join(a, b), (0, 2, 1))
-    return tl.reshape(both, [a.shape[0], 2 * a.shape[1]])
-
-
-@triton.jit
-def taken_apart(x, mask):
-    """The halves of a product, where the mask of its rows holds.
-
-    Which it does wherever they are not zero: but with the mask in the way the compiler keeps a
-    product's layout to itself. It would give it to whatever meets the product, and it suits no
-    load: what is loaded after it would pass through shared memory.
+    The compiler gives whatever meets a product's result its layout, which suits no load: what is
+    loaded after it would pass through shared memory.
     """
-    apart = tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2])
-    apart = tl.where(mask[:, :, None], apart, 0.0)
-    return tl.split(tl.permute(apart, (0, 2, 1)))
+    R: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1]
+    apart = tl.reshape(x, [R, 2, N // 2])
+    return tl.reshape(tl.where(mask[:, :, None], apart, 0.0), [R, N])
 
 
 @triton.jit
@@ -150,8 +133,10 @@ def sums_back(
         fa = tl.load(norm + i, mask=i < HALF, other=0.0).to(tl.float32)
         fb = tl.load(norm + HALF + i, mask=i < HALF, other=0.0).to(tl.float32)
     if MAPPED:
-        wide_map, map_at, map_real = whole_map(w, h, D, M, HALF, BH, BM)
-        total = tl.zeros([2 * BH, BM], dtype=tl.float32)
+        wa = map_half(w, h, 0, D, M, HALF, BH, BM)
+        wb = map_half(w, h, HALF, D, M, HALF, BH, BM)
+        ma = tl.zeros([BH, BM], dtype=tl.float32)
+        mb = tl.zeros([BH, BM], dtype=tl.float32)
     for step in range(tl.cdiv(count - part, parts)):
         block = part + step * parts
         row = (block // blocks).to(tl.int64)
@@ -195,15 +180,13 @@ def sums_back(
             dl = p * (dp - tl.sum(p * dp, axis=1)[:, None])
             dl -= m * (dm - tl.sum(m * dm, axis=1)[:, None])
             fence_loads(step)
-            nothing = tl.zeros([BT, 2 * BH], dtype=tl.float32)
-            da, db = taken_apart(
-                plain_product(dl, tl.trans(wide_map), nothing, NARROW), inside
-            )  # fmt: skip
+            da = set_apart(plain_product(dl, tl.trans(wa), zero, NARROW), inside)
+            db = set_apart(plain_product(dl, tl.trans(wb), zero, NARROW), inside)
             ha, hb = za, zb
             if NORM:
                 ha, hb = za * fa, zb * fb
-            head = side_by_side(ha.to(NARROW), hb.to(NARROW))
-            total = plain_product(tl.trans(head), dl, total, NARROW)
+            ma = plain_product(tl.trans(ha.to(NARROW)), dl, ma, NARROW)
+            mb = plain_product(tl.trans(hb.to(NARROW)), dl, mb, NARROW)
         base = (first * H + h) * D
         place = (old - t0) * HALF + i
         c, s = cos, sin
@@ -223,7 +206,10 @@ def sums_back(
         tl.store(own, tl.sum(na, axis=0), mask=col < HALF)
         tl.store(own + HALF, tl.sum(nb, axis=0), mask=col < HALF)
     if MAPPED:
-        tl.store(dmap + part * (H * D * M) + map_at, total, mask=map_real)
+        k = tl.arange(0, BH)[:, None]
+        own_map = dmap + ((part * H + h) * D + k) * M + j
+        tl.store(own_map, ma, mask=(k < HALF) & (j < M))
+        tl.store(own_map + HALF * M, mb, mask=(k < HALF) & (j < M))
 
 
 @triton.jit(
@@ -317,23 +303,26 @@ def age_of(age, first, k, length, HAS_AGE: tl.constexpr):
 
 @triton.jit
 def sum_back(
-    dv, again, x0, x1, x2, x3, old, w0, w1, w2, w3, W: tl.constexpr, HAS_AGE: tl.constexpr,
-    AGAIN: tl.constexpr,
+    d, again, x0, x1, x2, x3, old, w0, w1, w2, w3, W: tl.constexpr, HAS_AGE: tl.constexpr,
+    VALUES: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
-    """du at a position from the gradient to values, which are silu of the convolution's sum.
+    """du at a position: as it came; or from the gradient to values, which are silu of the sum.
 
     x0 is x at that position, x1 to x3 before it.
     """
-    u = widen(x0) * w0 + reach(widen(x1), old, 1, HAS_AGE) * w1
-    if W > 2:
-        u += reach(widen(x2), old, 2, HAS_AGE) * w2
-    if W > 3:
-        u += reach(widen(x3), old, 3, HAS_AGE) * w3
-    d = widen(dv)
-    if AGAIN:
-        d += widen(again)
-    s = sigmoid(u)
-    return d * (s + u * s * (1.0 - s))
+    d = widen(d)
+    if VALUES:
+        u = widen(x0) * w0 + reach(widen(x1), old, 1, HAS_AGE) * w1
+        if W > 2:
+            u += reach(widen(x2), old, 2, HAS_AGE) * w2
+        if W > 3:
+            u += reach(widen(x3), old, 3, HAS_AGE) * w3
+        if AGAIN:
+            d += widen(again)
+        s = sigmoid(u)
+        a = u * s
+        d *= s + a * (1.0 - s)
+    return d
 
 
 @triton.jit
@@ -360,38 +349,6 @@ def through_taps(
 
 
 @triton.jit
-def four_of(
-    x, state, du, again, age, row, first, at, came, c, k, real, length,
-    C: tl.constexpr, ROW: tl.constexpr, W: tl.constexpr, STRIDE: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, VALUES: tl.constexpr, AGAIN: tl.constexpr,
-):  # fmt: skip
-    """What segments have from their k-th position on: four of x, of du, of what came again, ages.
-
-    x of queries and keys is wanted three positions later than du, where dx is.
-    """
-    j = k if VALUES else k - 3
-    x0 = input_of(x, state, row, first, at, c, j, real, length, C, W, STRIDE, HAS_STATE)
-    x1 = input_of(x, state, row, first, at, c, j + 1, real, length, C, W, STRIDE, HAS_STATE)
-    x2 = input_of(x, state, row, first, at, c, j + 2, real, length, C, W, STRIDE, HAS_STATE)
-    x3 = input_of(x, state, row, first, at, c, j + 3, real, length, C, W, STRIDE, HAS_STATE)
-    d0 = gradient_of(du, came, first, k, real, length, ROW)
-    d1 = gradient_of(du, came, first, k + 1, real, length, ROW)
-    d2 = gradient_of(du, came, first, k + 2, real, length, ROW)
-    d3 = gradient_of(du, came, first, k + 3, real, length, ROW)
-    e0, e1, e2, e3 = d0, d1, d2, d3
-    if AGAIN:
-        e0 = gradient_of(again, came, first, k, real, length, ROW)
-        e1 = gradient_of(again, came, first, k + 1, real, length, ROW)
-        e2 = gradient_of(again, came, first, k + 2, real, length, ROW)
-        e3 = gradient_of(again, came, first, k + 3, real, length, ROW)
-    o0 = age_of(age, first, k, length, HAS_AGE)
-    o1 = age_of(age, first, k + 1, length, HAS_AGE)
-    o2 = age_of(age, first, k + 2, length, HAS_AGE)
-    o3 = age_of(age, first, k + 3, length, HAS_AGE)
-    return x0, x1, x2, x3, d0, d1, d2, d3, e0, e1, e2, e3, o0, o1, o2, o3
-
-
-@triton.jit
 def taps_back(
     x, taps, state, age, du, again, dx, dtaps, c, part, count, per_row, length, batch_units,
     C: tl.constexpr, FIRST: tl.constexpr, ROW: tl.constexpr, W: tl.constexpr, BT: tl.constexpr,
@@ -408,8 +365,8 @@ def taps_back(
     real = c < FIRST + ROW
     segment = part * BT + tl.arange(0, BT)[:, None]
     row = (segment // per_row).to(tl.int64)
-    # segments beyond the last begin where no position is, nor seven before
-    first = tl.where(segment < count, segment % per_row * SPAN - LEAD, length + 7)
+    # segments beyond the last begin where no position is, nor three before
+    first = tl.where(segment < count, segment % per_row * SPAN - LEAD, length + 3)
     at = row * (batch_units * UNIT) + first.to(tl.int64) * STRIDE
     here = row * length + first
     came = here * ROW + (c - FIRST)
@@ -421,61 +378,88 @@ def taps_back(
         w2 = tl.load(taps + 2 * C + c, mask=real, other=0.0)
     if W > 3:
         w3 = tl.load(taps + 3 * C + c, mask=real, other=0.0)
-    # three positions ahead of the first; and of values, x three before it
-    xz, x0, x1, x2, _, d0, d1, d2, _, e0, e1, e2, _, o0, o1, o2 = four_of(
-        x, state, du, again, age, row, first, at, came, c, -1, real, length, C, ROW, W, STRIDE,
-        HAS_STATE, HAS_AGE, VALUES, AGAIN,
-    )  # fmt: skip
+    o0 = age_of(age, first, 0, length, HAS_AGE)
+    o1 = age_of(age, first, 1, length, HAS_AGE)
+    o2 = age_of(age, first, 2, length, HAS_AGE)
+    d0 = gradient_of(du, came, first, 0, real, length, ROW)
+    d1 = gradient_of(du, came, first, 1, real, length, ROW)
+    d2 = gradient_of(du, came, first, 2, real, length, ROW)
+    e0, e1, e2, e3, e4, e5, e6 = d0, d0, d0, d0, d0, d0, d0
+    if AGAIN:
+        e0 = gradient_of(again, came, first, 0, real, length, ROW)
+        e1 = gradient_of(again, came, first, 1, real, length, ROW)
+        e2 = gradient_of(again, came, first, 2, real, length, ROW)
+    x0, x1, x2, before1, before2, before3 = d0, d0, d0, d0, d0, d0
     if VALUES:
-        xx = input_of(x, state, row, first, at, c, -3, real, length, C, W, STRIDE, HAS_STATE)
-        xy = input_of(x, state, row, first, at, c, -2, real, length, C, W, STRIDE, HAS_STATE)
-        d0 = sum_back(d0, e0, x0, xz, xy, xx, o0, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-        d1 = sum_back(d1, e1, x1, x0, xz, xy, o1, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-        d2 = sum_back(d2, e2, x2, x1, x0, xz, o2, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-    else:
-        d0, d1, d2 = widen(d0), widen(d1), widen(d2)
-    x3, x4, x5, x6, d3, d4, d5, d6, e3, e4, e5, e6, o3, o4, o5, o6 = four_of(
-        x, state, du, again, age, row, first, at, came, c, 3, real, length, C, ROW, W, STRIDE,
-        HAS_STATE, HAS_AGE, VALUES, AGAIN,
-    )  # fmt: skip
+        before3 = input_of(x, state, row, first, at, c, -3, real, length, C, W, STRIDE, HAS_STATE)
+        before2 = input_of(x, state, row, first, at, c, -2, real, length, C, W, STRIDE, HAS_STATE)
+        before1 = input_of(x, state, row, first, at, c, -1, real, length, C, W, STRIDE, HAS_STATE)
+        x0 = input_of(x, state, row, first, at, c, 0, real, length, C, W, STRIDE, HAS_STATE)
+        x1 = input_of(x, state, row, first, at, c, 1, real, length, C, W, STRIDE, HAS_STATE)
+        x2 = input_of(x, state, row, first, at, c, 2, real, length, C, W, STRIDE, HAS_STATE)
+    d0 = sum_back(d0, e0, x0, before1, before2, before3, o0, w0, w1, w2, w3, W, HAS_AGE, VALUES,
+                  AGAIN)  # fmt: skip
+    d1 = sum_back(d1, e1, x1, x0, before1, before2, o1, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
+    d2 = sum_back(d2, e2, x2, x1, x0, before1, o2, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
     zero = tl.zeros([BT, BC], dtype=tl.float32)
     g0, g1, g2, g3 = zero, zero, zero, zero
+    # x of queries and keys is wanted where dx is; of values, where du is
+    AHEAD: tl.constexpr = 3 if VALUES else 0
     for k in range(0, SPAN, 4):
-        # the next four are on their way while these are computed
-        nx3, nx4, nx5, nx6, nd3, nd4, nd5, nd6, ne3, ne4, ne5, ne6, no3, no4, no5, no6 = four_of(
-            x, state, du, again, age, row, first, at, came, c, k + 7, real & (k + 4 < SPAN),
-            length, C, ROW, W, STRIDE, HAS_STATE, HAS_AGE, VALUES, AGAIN,
-        )  # fmt: skip
+        # four positions are loaded at once, before any is stored
+        x3 = input_of(
+            x, state, row, first, at, c, k + AHEAD, real, length, C, W, STRIDE, HAS_STATE
+        )
+        x4 = input_of(
+            x, state, row, first, at, c, k + AHEAD + 1, real, length, C, W, STRIDE, HAS_STATE
+        )
+        x5 = input_of(
+            x, state, row, first, at, c, k + AHEAD + 2, real, length, C, W, STRIDE, HAS_STATE
+        )
+        x6 = input_of(
+            x, state, row, first, at, c, k + AHEAD + 3, real, length, C, W, STRIDE, HAS_STATE
+        )
+        d3 = gradient_of(du, came, first, k + 3, real, length, ROW)
+        d4 = gradient_of(du, came, first, k + 4, real, length, ROW)
+        d5 = gradient_of(du, came, first, k + 5, real, length, ROW)
+        d6 = gradient_of(du, came, first, k + 6, real, length, ROW)
+        if AGAIN:
+            e3 = gradient_of(again, came, first, k + 3, real, length, ROW)
+            e4 = gradient_of(again, came, first, k + 4, real, length, ROW)
+            e5 = gradient_of(again, came, first, k + 5, real, length, ROW)
+            e6 = gradient_of(again, came, first, k + 6, real, length, ROW)
+        o3 = age_of(age, first, k + 3, length, HAS_AGE)
+        o4 = age_of(age, first, k + 4, length, HAS_AGE)
+        o5 = age_of(age, first, k + 5, length, HAS_AGE)
+        o6 = age_of(age, first, k + 6, length, HAS_AGE)
+        t = first + k
         own0, own1, own2, own3 = x3, x4, x5, x6
         if VALUES:
             own0, own1, own2, own3 = x0, x1, x2, x3
-            d3 = sum_back(d3, e3, x3, x2, x1, x0, o3, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-            d4 = sum_back(d4, e4, x4, x3, x2, x1, o4, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-            d5 = sum_back(d5, e5, x5, x4, x3, x2, o5, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-            d6 = sum_back(d6, e6, x6, x5, x4, x3, o6, w0, w1, w2, w3, W, HAS_AGE, AGAIN)
-            x0, x1, x2 = x4, x5, x6
-        else:
-            d3, d4, d5, d6 = widen(d3), widen(d4), widen(d5), widen(d6)
-        t = first + k
+        d3 = sum_back(d3, e3, x3, x2, x1, x0, o3, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
         g0, g1, g2, g3 = through_taps(
             out + k * OUT, own0, d0, d1, d2, d3, o1, o2, o3, w0, w1, w2, w3, g0, g1, g2, g3,
             (t >= 0) & (t < length) & real, W, HAS_AGE,
         )  # fmt: skip
+        d4 = sum_back(d4, e4, x4, x3, x2, x1, o4, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
         g0, g1, g2, g3 = through_taps(
             out + (k + 1) * OUT, own1, d1, d2, d3, d4, o2, o3, o4, w0, w1, w2, w3, g0, g1, g2, g3,
             (t >= -1) & (t < length - 1) & real, W, HAS_AGE,
         )  # fmt: skip
+        d5 = sum_back(d5, e5, x5, x4, x3, x2, o5, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
         g0, g1, g2, g3 = through_taps(
             out + (k + 2) * OUT, own2, d2, d3, d4, d5, o3, o4, o5, w0, w1, w2, w3, g0, g1, g2, g3,
             (t >= -2) & (t < length - 2) & real, W, HAS_AGE,
         )  # fmt: skip
+        d6 = sum_back(d6, e6, x6, x5, x4, x3, o6, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
         g0, g1, g2, g3 = through_taps(
             out + (k + 3) * OUT, own3, d3, d4, d5, d6, o4, o5, o6, w0, w1, w2, w3, g0, g1, g2, g3,
             (t >= -3) & (t < length - 3) & real, W, HAS_AGE,
         )  # fmt: skip
-        d0, d1, d2, o1, o2 = d4, d5, d6, o5, o6
-        x3, x4, x5, x6, d3, d4, d5, d6 = nx3, nx4, nx5, nx6, nd3, nd4, nd5, nd6
-        e3, e4, e5, e6, o3, o4, o5, o6 = ne3, ne4, ne5, ne6, no3, no4, no5, no6
+        if VALUES:
+            x0, x1, x2 = x4, x5, x6
+        d0, d1, d2 = d4, d5, d6
+        o1, o2 = o5, o6
     col = tl.reshape(c, [BC])
     mine = dtaps + (part.to(tl.int64) * C + col) * W
     tl.store(mine, tl.sum(g0, axis=0), mask=col < FIRST + ROW)

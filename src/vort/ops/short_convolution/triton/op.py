@@ -20,9 +20,9 @@ __all__ = ["heads_fused", "heads_op", "turned_again"]
 
 # Positions in a block, for heads of up to 64 and for wider ones, in bfloat16 and in float32.
 FORWARD = {2: (Tile(64, 4, 1), Tile(32, 4, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
-BACKWARD = {2: (Tile(32, 4, 1, 168), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
+BACKWARD = {2: (Tile(32, 2, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8, 1))}
 # Segments side by side in the convolution's own gradients, their channels and their positions.
-TAPS, WIDE, SPAN = Tile(8, 4, 1), 64, 32
+TAPS, WIDE, SPAN = Tile(4, 4, 1), 64, 64
 # Programs that share the blocks of a backward: each leaves sums of its own.
 PROGRAMS = 3168
 
