@@ -28,7 +28,7 @@ def many_blocks_equal_exact() -> None:
     from vort.ops.short_convolution.triton import op
 
     small = dict.fromkeys((2, 4), (Tile(16, 4, 1), Tile(16, 4, 1)))
-    op.FORWARD, op.BACKWARD, op.PROGRAMS = small, small, 6
+    op.FORWARD, op.BACKWARD, op.PROGRAMS, op.TAPS, op.SPAN = small, small, 6, Tile(2, 4, 1), 8
     for seed, case in enumerate(LONG):
         errors = relative_errors(case, torch.float32, "cpu", seed)
         assert all(error <= BOUND for error in errors.values()), (case.name, errors)

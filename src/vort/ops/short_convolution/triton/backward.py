@@ -1,20 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call, operator, misc"
-"""From heads back to projections: the gradient to the convolution's sum, then through its taps.
+"""From queries and keys back to the gradient of the convolution's sum; the rest is in `taps.py`.
 
-All that the forward computed is computed again. With u the convolution's sum and du its gradient
-
-    dx_t = sum_j w_j du_{t+j},     dw_j = sum_t x_t du_{t+j}:
-
-one kernel makes du of queries and keys, another one, of channels alone, the rest. In one kernel for
-both du would have to pass from thread to thread, and registers would be short: that took longer.
-Values have neither norm nor map: their du is made where it is used. Without a convolution (W = 1)
-du is dx.
+All that the forward computed is computed again but the features, which were kept. In one kernel
+with the walk through the taps that gradient would have to pass from thread to thread, and registers
+would be short: that took longer. Without a convolution (W = 1) it is the gradient to x.
 """
 
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import ask, fence_loads, sigmoid, widen
+from vort.ops.gpu.parts import ask, fence_loads, sigmoid
 
 from .forward import (
     ages,
@@ -22,7 +17,6 @@ from .forward import (
     load_both,
     load_half,
     map_half,
-    reach,
     scale_of,
     store_both,
 )
@@ -265,243 +259,4 @@ def sums_gradient_kernel(
             n, n - HQ, part, parts, count, blocks, length, batch_units, turn_stride, eps,
             HK, C, D, BH, M, BM, W, BT, STRIDE, UNIT, OUT, HAS_STATE, HAS_AGE, NORM, TURN, False,
             PLAIN, TURNED,
-        )  # fmt: skip
-
-
-@triton.jit
-def input_of(
-    x, state, row, first, at, c, k, real, length, C: tl.constexpr, W: tl.constexpr,
-    STRIDE: tl.constexpr, HAS_STATE: tl.constexpr,
-):  # fmt: skip
-    """x at the k-th position of segments; before a row's first position, its state."""
-    t = first + k
-    found = tl.load(x + at + k * STRIDE + c, mask=(t >= 0) & (t < length) & real, other=0.0)
-    if HAS_STATE:
-        kept = state + (row * (W - 1) + t + (W - 1)) * C + c
-        found = tl.where(
-            t < 0, tl.load(kept, mask=(t < 0) & (t > -W) & real, other=0.0), found
-        )  # fmt: skip
-    return found
-
-
-@triton.jit
-def gradient_of(d, at, first, k, real, length, ROW: tl.constexpr):
-    """A gradient at the k-th position of segments; rows of it lie ROW apart."""
-    t = first + k
-    return tl.load(d + at + k * ROW, mask=(t >= 0) & (t < length) & real, other=0.0)
-
-
-@triton.jit
-def age_of(age, first, k, length, HAS_AGE: tl.constexpr):
-    """How far back the k-th position of segments reaches."""
-    old = first
-    if HAS_AGE:
-        t = first + k
-        old = tl.load(age + t, mask=(t >= 0) & (t < length), other=0).to(tl.int32)
-    return old
-
-
-@triton.jit
-def sum_back(
-    d, again, x0, x1, x2, x3, old, w0, w1, w2, w3, W: tl.constexpr, HAS_AGE: tl.constexpr,
-    VALUES: tl.constexpr, AGAIN: tl.constexpr,
-):  # fmt: skip
-    """du at a position: as it came; or from the gradient to values, which are silu of the sum.
-
-    x0 is x at that position, x1 to x3 before it.
-    """
-    d = widen(d)
-    if VALUES:
-        u = widen(x0) * w0 + reach(widen(x1), old, 1, HAS_AGE) * w1
-        if W > 2:
-            u += reach(widen(x2), old, 2, HAS_AGE) * w2
-        if W > 3:
-            u += reach(widen(x3), old, 3, HAS_AGE) * w3
-        if AGAIN:
-            d += widen(again)
-        s = sigmoid(u)
-        a = u * s
-        d *= s + a * (1.0 - s)
-    return d
-
-
-@triton.jit
-def through_taps(
-    dx, own, d0, d1, d2, d3, old1, old2, old3, w0, w1, w2, w3, g0, g1, g2, g3, mask,
-    W: tl.constexpr, HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """dx at a position, stored, from du there and later; and the position's share of dw, added."""
-    own = widen(own)
-    d1 = reach(d1, old1, 1, HAS_AGE)
-    value = d0 * w0 + d1 * w1
-    g0 += d0 * own
-    g1 += d1 * own
-    if W > 2:
-        d2 = reach(d2, old2, 2, HAS_AGE)
-        value += d2 * w2
-        g2 += d2 * own
-    if W > 3:
-        d3 = reach(d3, old3, 3, HAS_AGE)
-        value += d3 * w3
-        g3 += d3 * own
-    tl.store(dx, value.to(dx.dtype.element_ty), mask=mask)
-    return g0, g1, g2, g3
-
-
-@triton.jit
-def taps_back(
-    x, taps, state, age, du, again, dx, dtaps, c, part, count, per_row, length, batch_units,
-    C: tl.constexpr, FIRST: tl.constexpr, ROW: tl.constexpr, W: tl.constexpr, BT: tl.constexpr,
-    BC: tl.constexpr, SPAN: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr,
-    OUT: tl.constexpr, HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr, VALUES: tl.constexpr,
-    AGAIN: tl.constexpr,
-):  # fmt: skip
-    """dx and a share of dw, of BC channels in BT segments of SPAN positions.
-
-    du's rows have ROW channels, of which the first is FIRST of x's. VALUES: what came is the
-    gradient to values, and du is computed on the way.
-    """
-    LEAD: tl.constexpr = W - 1 if HAS_STATE else 0
-    real = c < FIRST + ROW
-    segment = part * BT + tl.arange(0, BT)[:, None]
-    row = (segment // per_row).to(tl.int64)
-    # segments beyond the last begin where no position is, nor three before
-    first = tl.where(segment < count, segment % per_row * SPAN - LEAD, length + 3)
-    at = row * (batch_units * UNIT) + first.to(tl.int64) * STRIDE
-    here = row * length + first
-    came = here * ROW + (c - FIRST)
-    out = dx + here * OUT + c
-    w0 = tl.load(taps + c, mask=real, other=0.0)
-    w1 = tl.load(taps + C + c, mask=real, other=0.0)
-    w2, w3 = w1, w1
-    if W > 2:
-        w2 = tl.load(taps + 2 * C + c, mask=real, other=0.0)
-    if W > 3:
-        w3 = tl.load(taps + 3 * C + c, mask=real, other=0.0)
-    o0 = age_of(age, first, 0, length, HAS_AGE)
-    o1 = age_of(age, first, 1, length, HAS_AGE)
-    o2 = age_of(age, first, 2, length, HAS_AGE)
-    d0 = gradient_of(du, came, first, 0, real, length, ROW)
-    d1 = gradient_of(du, came, first, 1, real, length, ROW)
-    d2 = gradient_of(du, came, first, 2, real, length, ROW)
-    e0, e1, e2, e3, e4, e5, e6 = d0, d0, d0, d0, d0, d0, d0
-    if AGAIN:
-        e0 = gradient_of(again, came, first, 0, real, length, ROW)
-        e1 = gradient_of(again, came, first, 1, real, length, ROW)
-        e2 = gradient_of(again, came, first, 2, real, length, ROW)
-    x0, x1, x2, before1, before2, before3 = d0, d0, d0, d0, d0, d0
-    if VALUES:
-        before3 = input_of(x, state, row, first, at, c, -3, real, length, C, W, STRIDE, HAS_STATE)
-        before2 = input_of(x, state, row, first, at, c, -2, real, length, C, W, STRIDE, HAS_STATE)
-        before1 = input_of(x, state, row, first, at, c, -1, real, length, C, W, STRIDE, HAS_STATE)
-        x0 = input_of(x, state, row, first, at, c, 0, real, length, C, W, STRIDE, HAS_STATE)
-        x1 = input_of(x, state, row, first, at, c, 1, real, length, C, W, STRIDE, HAS_STATE)
-        x2 = input_of(x, state, row, first, at, c, 2, real, length, C, W, STRIDE, HAS_STATE)
-    d0 = sum_back(d0, e0, x0, before1, before2, before3, o0, w0, w1, w2, w3, W, HAS_AGE, VALUES,
-                  AGAIN)  # fmt: skip
-    d1 = sum_back(d1, e1, x1, x0, before1, before2, o1, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
-    d2 = sum_back(d2, e2, x2, x1, x0, before1, o2, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
-    zero = tl.zeros([BT, BC], dtype=tl.float32)
-    g0, g1, g2, g3 = zero, zero, zero, zero
-    # x of queries and keys is wanted where dx is; of values, where du is
-    AHEAD: tl.constexpr = 3 if VALUES else 0
-    for k in range(0, SPAN, 4):
-        # four positions are loaded at once, before any is stored
-        x3 = input_of(
-            x, state, row, first, at, c, k + AHEAD, real, length, C, W, STRIDE, HAS_STATE
-        )
-        x4 = input_of(
-            x, state, row, first, at, c, k + AHEAD + 1, real, length, C, W, STRIDE, HAS_STATE
-        )
-        x5 = input_of(
-            x, state, row, first, at, c, k + AHEAD + 2, real, length, C, W, STRIDE, HAS_STATE
-        )
-        x6 = input_of(
-            x, state, row, first, at, c, k + AHEAD + 3, real, length, C, W, STRIDE, HAS_STATE
-        )
-        d3 = gradient_of(du, came, first, k + 3, real, length, ROW)
-        d4 = gradient_of(du, came, first, k + 4, real, length, ROW)
-        d5 = gradient_of(du, came, first, k + 5, real, length, ROW)
-        d6 = gradient_of(du, came, first, k + 6, real, length, ROW)
-        if AGAIN:
-            e3 = gradient_of(again, came, first, k + 3, real, length, ROW)
-            e4 = gradient_of(again, came, first, k + 4, real, length, ROW)
-            e5 = gradient_of(again, came, first, k + 5, real, length, ROW)
-            e6 = gradient_of(again, came, first, k + 6, real, length, ROW)
-        o3 = age_of(age, first, k + 3, length, HAS_AGE)
-        o4 = age_of(age, first, k + 4, length, HAS_AGE)
-        o5 = age_of(age, first, k + 5, length, HAS_AGE)
-        o6 = age_of(age, first, k + 6, length, HAS_AGE)
-        t = first + k
-        own0, own1, own2, own3 = x3, x4, x5, x6
-        if VALUES:
-            own0, own1, own2, own3 = x0, x1, x2, x3
-        d3 = sum_back(d3, e3, x3, x2, x1, x0, o3, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
-        g0, g1, g2, g3 = through_taps(
-            out + k * OUT, own0, d0, d1, d2, d3, o1, o2, o3, w0, w1, w2, w3, g0, g1, g2, g3,
-            (t >= 0) & (t < length) & real, W, HAS_AGE,
-        )  # fmt: skip
-        d4 = sum_back(d4, e4, x4, x3, x2, x1, o4, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
-        g0, g1, g2, g3 = through_taps(
-            out + (k + 1) * OUT, own1, d1, d2, d3, d4, o2, o3, o4, w0, w1, w2, w3, g0, g1, g2, g3,
-            (t >= -1) & (t < length - 1) & real, W, HAS_AGE,
-        )  # fmt: skip
-        d5 = sum_back(d5, e5, x5, x4, x3, x2, o5, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
-        g0, g1, g2, g3 = through_taps(
-            out + (k + 2) * OUT, own2, d2, d3, d4, d5, o3, o4, o5, w0, w1, w2, w3, g0, g1, g2, g3,
-            (t >= -2) & (t < length - 2) & real, W, HAS_AGE,
-        )  # fmt: skip
-        d6 = sum_back(d6, e6, x6, x5, x4, x3, o6, w0, w1, w2, w3, W, HAS_AGE, VALUES, AGAIN)
-        g0, g1, g2, g3 = through_taps(
-            out + (k + 3) * OUT, own3, d3, d4, d5, d6, o4, o5, o6, w0, w1, w2, w3, g0, g1, g2, g3,
-            (t >= -3) & (t < length - 3) & real, W, HAS_AGE,
-        )  # fmt: skip
-        if VALUES:
-            x0, x1, x2 = x4, x5, x6
-        d0, d1, d2 = d4, d5, d6
-        o1, o2 = o5, o6
-    col = tl.reshape(c, [BC])
-    mine = dtaps + (part.to(tl.int64) * C + col) * W
-    tl.store(mine, tl.sum(g0, axis=0), mask=col < FIRST + ROW)
-    tl.store(mine + 1, tl.sum(g1, axis=0), mask=col < FIRST + ROW)
-    if W > 2:
-        tl.store(mine + 2, tl.sum(g2, axis=0), mask=col < FIRST + ROW)
-    if W > 3:
-        tl.store(mine + 3, tl.sum(g3, axis=0), mask=col < FIRST + ROW)
-
-
-@triton.jit(do_not_specialize=["count", "per_row", "length", "batch_units"])
-def taps_gradient_kernel(
-    x, taps, state, age, du, dv, dv_again, dx, dtaps, count, per_row, length, batch_units,
-    C: tl.constexpr, CV: tl.constexpr, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
-    SPAN: tl.constexpr, STRIDE: tl.constexpr, UNIT: tl.constexpr, OUT: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_AGE: tl.constexpr,
-):  # fmt: skip
-    """BT segments of BC channels: of queries and keys, whose du is given, or of values' CV.
-
-    Segments are walked through side by side, so that a position's neighbours in time are at hand in
-    registers. Rows of the state are positions before the first: they have a share in dw, and no dx.
-    Rows of dx lie OUT apart; ``per_row`` of the ``count`` segments are in one row of x.
-    """
-    OTHERS: tl.constexpr = (C - CV + BC - 1) // BC
-    COLUMNS: tl.constexpr = OTHERS + (CV + BC - 1) // BC
-    AGAIN: tl.constexpr = dv_again is not None
-    pid = tl.program_id(0)
-    column = pid % COLUMNS
-    part = pid // COLUMNS
-    again = dv
-    if AGAIN:
-        again = dv_again
-    c = tl.arange(0, BC)[None, :]
-    if column >= OTHERS:
-        taps_back(
-            x, taps, state, age, dv, again, dx, dtaps, C - CV + (column - OTHERS) * BC + c, part,
-            count, per_row, length, batch_units, C, C - CV, CV, W, BT, BC, SPAN, STRIDE, UNIT, OUT,
-            HAS_STATE, HAS_AGE, True, AGAIN,
-        )  # fmt: skip
-    else:
-        taps_back(
-            x, taps, state, age, du, again, dx, dtaps, column * BC + c, part,
-            count, per_row, length, batch_units, C, 0, C - CV, W, BT, BC, SPAN, STRIDE, UNIT, OUT,
-            HAS_STATE, HAS_AGE, False, False,
         )  # fmt: skip

@@ -12,9 +12,10 @@ from vort.ops.gpu.folds import fold, fold_pair, folded_together
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.together import room_for
 
-from .backward import sums_gradient_kernel, taps_gradient_kernel
+from .backward import sums_gradient_kernel
 from .forward import heads_tile_kernel
 from .inputs import Inputs, dense_rows, empty_heads, empty_pair, turn_stride
+from .taps import taps_gradient_kernel
 
 __all__ = ["heads_fused", "heads_op", "turned_again"]
 
