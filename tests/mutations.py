@@ -49,6 +49,28 @@ KIN = "tests/lab/experiments/test_kin.py"
 ROWS = "tests/lab/experiments/test_models.py tests/lab/experiments/test_tables.py"
 
 MUTATIONS = (
+    # A convolution's gradient, walked through in segments.
+    Mutation(
+        "segments beyond the last read three positions of another row",
+        "ops/short_convolution/triton/taps.py",
+        "segment % per_row * SPAN - LEAD, length + 4)",
+        "segment % per_row * SPAN - LEAD, length)",
+        "tests/ops/short_convolution/test_interpreter.py",
+    ),
+    Mutation(
+        "a value's second reader sends nothing back",
+        "ops/short_convolution/triton/taps.py",
+        "        d += widen(again)\n",
+        "        d += 0.0\n",
+        "tests/ops/short_convolution/test_interpreter.py",
+    ),
+    Mutation(
+        "what a packed sequence began with reaches into the one before",
+        "ops/short_convolution/triton/taps.py",
+        "    d1 = reach(d1, old1, 1, HAS_AGE)\n",
+        "",
+        "tests/ops/short_convolution/test_interpreter.py",
+    ),
     # Rows of the tables that are not what they say.
     Mutation(
         "weights always from seed 0",
