@@ -48,14 +48,17 @@ def _training(axis: Any, record: dict[str, Any]) -> None:
     width = 0.8 / len(MODELS)
     for number, (name, (label, color)) in enumerate(MODELS.items()):
         found = {
-            place: record[name][row]["tokens_per_second"] / 1e3
+            place: record[name][row]
             for place, row in enumerate(TRAINING)
-            # Rows of one run alone, and those that fitted into memory.
-            if "tokens_per_second" in record[name].get(row, {}) and "run" not in record[name][row]
+            # Those that fitted into memory.
+            if "tokens_per_second" in record[name].get(row, {})
         }
         places = [place + (number - (len(MODELS) - 1) / 2) * width for place in found]
-        bars = axis.bar(places, found.values(), width, color=color, label=label)
-        axis.bar_label(bars, fmt="%.0f", fontsize=7, padding=1)
+        heights = [row["tokens_per_second"] / 1e3 for row in found.values()]
+        earlier = ["run" in row for row in found.values()]
+        bars = axis.bar(places, heights, width, color=color, label=label + " *" * all(earlier))
+        marks = [f"{x:.0f}" + "*" * old for x, old in zip(heights, earlier, strict=True)]
+        axis.bar_label(bars, marks, fontsize=7, padding=1)
     axis.set_xticks(range(len(TRAINING)), TRAINING.values())
     axis.set(ylabel="thousand tokens a second")
     axis.set_ylim(0, 1.3 * axis.get_ylim()[1])

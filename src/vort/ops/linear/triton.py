@@ -424,7 +424,7 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     dgate = None if gate is None else room_for(gate)
     back = 0 if dgate is None else dgate.stride(-2)
     count, sizes = blocks_of(x, 2048)
-    programs = min(count, PROGRAMS)
+    programs = min(count, 2 * PROGRAMS)
     partial = None
     if norm is not None:
         partial = x.new_empty(programs, x.shape[-1], dtype=torch.float32)

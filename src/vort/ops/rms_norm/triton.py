@@ -23,8 +23,8 @@ __all__ = ["blocks_of", "load_weight", "norm_rows", "norm_rows_back", "rms_norm_
 WHOLE = Tile(columns=0, warps=4, stages=1)
 # Numbers in a tile. The backward holds three tiles at once, the forward one.
 FORWARD_TILE, BACKWARD_TILE = 4096, 2048
-# Enough to fill a GPU, few enough that their partial sums are short work: six, or twice three, on
-# each of an H100's 132 multiprocessors, so that none is left to run after the others. The same on
+# Enough to fill a GPU, few enough that their partial sums are short work: six on each of a Hopper
+# GPU's 132 multiprocessors, which run side by side, so that none is left for later. The same on
 # every GPU, so that sums are taken in the same order.
 PROGRAMS = 792
 

@@ -25,7 +25,7 @@ BACKWARD = {2: (Tile(32, 2, 1), Tile(64, 8, 1)), 4: (Tile(32, 4, 1), Tile(32, 8,
 # Segments side by side in the convolution's own gradients, their channels and their positions.
 TAPS, WIDE, SPAN = Tile(4, 4, 1), 64, 64
 # Programs that share the blocks of a backward: each leaves sums of its own.
-PROGRAMS = 3168
+PROGRAMS = 1056
 
 
 def _constants(inputs: Inputs, tiles: dict[int, Any]) -> dict[str, Any]:
