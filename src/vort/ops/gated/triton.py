@@ -28,6 +28,7 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.parts import (
+    LOG2E,
     ON_GPU,
     load_flipped,
     load_rows,
@@ -45,7 +46,6 @@ __all__ = ["gated_walk"]
 
 # Tokens of a block: with 64 a program of the backward has too few registers.
 TOKENS = 32
-LOG2E = tl.constexpr(1.4426950408889634)
 # Below, a logarithm of 1 + e is summed: 1 + e has lost digits of e.
 SMALL = tl.constexpr(1 / 64)
 # What the backward's sums are rounded by, for float32 and for bfloat16.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vort.ops.custom import Tensors, custom_op
 from vort.ops.gpu.launcher import dense, launch
-from vort.ops.gpu.parts import fence_loads, load_rows, store_rows
+from vort.ops.gpu.parts import LOG2E, fence_loads, load_rows, store_rows
 
 from .shared import Tiling, blocks, choose_tiling, product
 
@@ -29,7 +29,6 @@ __all__ = ["hedgehog_fused"]
 # Programs that share the tokens of a weight gradient. Each leaves a sum of its own, so their number
 # is bounded; several for each multiprocessor, so that the last ones to end leave few idle.
 PROGRAMS = 1024
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit

@@ -19,9 +19,15 @@ the bit.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows, store_rows
+from vort.ops.gpu.parts import (
+    LOG2E,
+    fence_loads,
+    keep_branch,
+    load_column,
+    load_rows,
+    store_rows,
+)
 
-LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # The score of a key out of sight. Finite, because 0 * MASKED must be 0.
 MASKED = tl.constexpr(-1.0e20)

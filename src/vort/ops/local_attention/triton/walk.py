@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from vort.ops.gpu.parts import (
+    LOG2E,
     ask,
     fence_loads,
     finished,
@@ -24,7 +25,7 @@ from vort.ops.gpu.parts import (
     uniform,
 )
 
-from .kernels import LN2, LOG2E, MASKED, row_at
+from .kernels import LN2, MASKED, row_at
 
 
 @triton.jit

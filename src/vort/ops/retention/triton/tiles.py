@@ -11,12 +11,11 @@ kept at span starts alone, and inside a span the op is a masked matrix, worked o
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import load_column, uniform
+from vort.ops.gpu.parts import LOG2E, load_column, uniform
 
 # Below this exponent exp2 is zero in float32; it also stands for "masked out" before exp2, so that
 # no infinity is ever multiplied by zero.
 DEAD = tl.constexpr(-1.0e4)
-LOG2E = tl.constexpr(1.4426950408889634)
 # A scale is forgotten after decaying by 2**-MEMORY, far below float32's last bit.
 MEMORY = tl.constexpr(40.0)
 
