@@ -159,7 +159,9 @@ def _through_taps(
     """Writes dx; parts of dweight `[parts, C, W]`."""
     x, values = inputs.x, inputs.num_key_value_heads * inputs.dim
     batch, length, channels = x.shape
-    per_row = -(-(length + (inputs.taps - 1) * (inputs.state is not None)) // SPAN)
+    reached = length + (inputs.taps - 1) * (inputs.state is not None)
+    span = min(SPAN, power_of_two(reached, 4))
+    per_row = -(-reached // span)
     parts = -(-batch * per_row // TAPS.columns)
     columns = -(-(channels - values) // WIDE) + -(-values // WIDE)
     dtaps = x.new_empty(parts, channels, inputs.taps, dtype=torch.float32)
@@ -167,7 +169,7 @@ def _through_taps(
     launch(
         taps_gradient_kernel, parts * columns, x, taps, inputs.state, inputs.age, du, dv, again,
         dx, dtaps, batch * per_row, per_row, length, x.stride(0) // constants["UNIT"],
-        C=channels, CV=values, BT=TAPS.columns, BC=WIDE, SPAN=SPAN, OUT=dx.stride(1), tile=TAPS,
+        C=channels, CV=values, BT=TAPS.columns, BC=WIDE, SPAN=span, OUT=dx.stride(1), tile=TAPS,
         **{n: constants[n] for n in names},
     )  # fmt: skip
     return dtaps
