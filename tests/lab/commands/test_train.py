@@ -209,7 +209,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "asked", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_saves_and_the_run_goes_on_by_itself(
     text: Path, tmp_path: Path, asked: signal.Signals, uninterrupted: Path
 ) -> None:

@@ -84,10 +84,6 @@ def run(
         order of first mentions minus that of fillers, mean and 95 % interval over seeds); runs of
         "refined" have an "example": one sequence, kinds and orders by layer token by token;
         "one_order": see `one_order`; "settings".
-
-    >>> record = run((0, 1), steps=2, length=64, iterations=2)
-    >>> len(record["with"]["difference"]), sorted(record["with"]["runs"][0]["orders"][0])
-    (2, ['filler', 'first_mention', 'later_mention', 'other'])
     """
     runs: dict[str, list[Record]] = {"with": [], "without": [], "refined": []}
     for seed in seeds:
