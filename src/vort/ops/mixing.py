@@ -183,7 +183,7 @@ def _forward(inputs: LayerInputs) -> Tensors:
     else:
         gate, logits = found[3:5]
     heads: Some = heads_op.forward(inputs.heads(projected))
-    q, k, v, turned_q, turned_k, _, taps = heads
+    q, k, v, turned_q, turned_k, *_, taps = heads
     near = entropy = sums = None
     if inputs.window:
         near, entropy, sums = attend_op.forward(inputs.near(turned_q, turned_k, v))

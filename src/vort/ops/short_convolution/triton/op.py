@@ -73,7 +73,9 @@ def _forward(inputs: Inputs) -> Tensors:
     )  # fmt: skip
     v = outputs[2]
     again = v.view_as(v) if inputs.twice and v is not None else None
-    return *outputs[:5], again, taps
+    # the backward has use for features, which their reader keeps as well, and none for heads
+    kept = outputs[:2] if inputs.q_map is not None else (None, None)
+    return *outputs[:5], again, *kept, taps
 
 
 def _pair(a: Tensor | None, b: Tensor | None, like: Sequence[Any]) -> list[Tensor | None]:
@@ -113,8 +115,10 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
     dx = room_for(x)
     others = channels - kv_heads * dim
     du = dx if weight is None else x.new_empty(batch, length, others)
-    features = (dense(kept[0]), dense(kept[1])) if inputs.q_map is not None else (None, None)
-    taps = kept[2] if len(kept) > 2 else _taps(weight)
+    if not kept:  # an operator keeps none of it
+        mapped = inputs.q_map is not None
+        kept = _forward(inputs)[6:] if mapped else (None, None, _taps(weight))
+    features, taps = kept[:2], kept[2]
     launch(
         sums_gradient_kernel, parts * (heads + kv_heads), x, taps, *inputs[2:10], *features,
         dq, dk, dq_turned, dk_turned, du, *sums, parts, batch * blocks, blocks, length,
@@ -183,7 +187,6 @@ heads_op = custom_op(
     empty_heads,
     outputs=("q", "k", "v", "q_turned", "k_turned", "v_again"),
     shown=6,
-    saved=("q", "k"),
     gradients=("x", "weight", "q_norm", "k_norm", "q_map", "k_map"),
 )
 
