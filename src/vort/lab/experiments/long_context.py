@@ -209,14 +209,22 @@ def _by_generation(model: Any, length: int, timed: int) -> float:
     prompt = torch.zeros(1, length, dtype=torch.long, device=device)
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
 
-    def seconds(count: int) -> float:
-        began = _now(device)
-        model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **options)
-        return _now(device) - began
+    times: list[float] = []
 
-    seconds(timed)  # kernels are compiled, steps recorded
-    one = seconds(1)
-    return 1e3 * (seconds(1 + timed) - one) / timed
+    class Clock:
+        """A streamer: told of the prompt first, then of every token."""
+
+        def put(self, value: Any) -> None:
+            times.append(_now(device))
+
+        def end(self) -> None:
+            pass
+
+    for _ in range(2):  # once, so that kernels are compiled and steps recorded
+        times.clear()
+        model.generate(prompt, max_new_tokens=1 + timed, streamer=Clock(), **options)
+    first, *_, last = times[1:]
+    return 1e3 * (last - first) / timed
 
 
 def _with_full_cache(model: Any, longest: int, timed: int) -> float:
