@@ -225,6 +225,7 @@ LONG = [
     HeadsCase(batch=3, length=35, heads=1, kv_heads=1, size=3, features=4, state=True),
     HeadsCase(batch=2, length=35, heads=1, kv_heads=1, size=1, features=4, sliced=True),
     HeadsCase(batch=1, length=45, heads=1, kv_heads=1, size=2, features=4, bounds=(0, 14, 15, 31)),
+    HeadsCase(batch=1, length=37, heads=1, kv_heads=1, dim=64, features=32),
 ]
 GPU_CASES = [
     *CASES,

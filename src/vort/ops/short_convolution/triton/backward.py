@@ -79,8 +79,7 @@ def through_head(
 @triton.jit
 def came_back(
     da, db, plain, turned, cos, sin, base, at, place, inside, i,
-    HALF: tl.constexpr, BH: tl.constexpr, TURN: tl.constexpr, PLAIN: tl.constexpr,
-    TURNED: tl.constexpr,
+    HALF: tl.constexpr, BH: tl.constexpr, PLAIN: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """The gradient to a head, added: what came back to it, and to the turned head."""
     if PLAIN:
@@ -188,7 +187,7 @@ def sums_back(
             c, s = cos + (row * turn_stride + t0) * HALF, sin + (row * turn_stride + t0) * HALF
         da, db = came_back(
             da, db, plain, turned, c, s, base, r * (H * D) + i, place, inside, i, HALF, BH,
-            TURN, PLAIN and not MAPPED, TURNED,
+            PLAIN and not MAPPED, TURNED,
         )  # fmt: skip
         da, db, na, nb = through_head(
             za, zb, slope_a, slope_b, scale, da, db, fa, fb, na, nb, D, W, NORM
