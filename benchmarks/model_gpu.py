@@ -21,9 +21,12 @@ of 4 x 8,192 in which it compiles and chooses its kernels (`tuning_s`): those th
 batch that fills the GPU, however long that takes. `first_s`: a row's first step. 1 x 256 tokens is
 the host's time: the GPU waits.
 Prefill: logits of the last token, with the cache after it.
+`train padded`: the same with rows of an eighth of the length up to all of it, padded on the right;
+`share` of the tokens is text.
 Decoding: `generate`, greedy, milliseconds a token between the 8th and the last; of VORT also the
-recorded step by itself (`step`: its replay, without what `generate` does around it), and both with
-states in bfloat16.
+recorded step by itself (`step`: its replay, without what `generate` does around it), both with
+states in bfloat16, and `decode in turns`: texts after prompts of all lengths one after another,
+five times, since what a clock or a host does between two rows is more than what a length does.
 """
 
 import argparse
@@ -49,6 +52,7 @@ import torch  # noqa: E402
 LAYERS, WIDTH, HEADS, VOCABULARY, MLP = 24, 1024, 16, 32_000, 2816
 TRAINING = [(4, 8192), (16, 2048), (1, 32_768), (1, 131_072), (1, 2048)]
 HOST = (1, 256)
+PADDED = (16, 2048)
 PREFILL = [(1, 8192), (1, 65_536)]
 # batch, tokens of the prompt
 DECODING = [(1, 1000), (16, 1000), (1, 65_536), (1, 1_000_000)]
@@ -127,10 +131,12 @@ def median_ms(call: Callable[[], Any], least: int = 5, seconds: float = 2.0) -> 
     return statistics.median(times)
 
 
-def loss_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def loss_of(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Under autocast where weights are wider than bfloat16."""
+    labels = ids if mask is None else ids.masked_fill(mask == 0, -100)
+    batch = {"input_ids": ids, "labels": labels, "attention_mask": mask}
     with torch.autocast("cuda", torch.bfloat16, enabled=model.dtype == torch.float32):
-        loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss: torch.Tensor = model(**batch, use_cache=False).loss
     return loss
 
 
@@ -173,6 +179,26 @@ def training(
     return found
 
 
+def padded(model: Any, batch: int, length: int) -> dict[str, Any]:
+    """A step with rows of an eighth of the length up to all of it."""
+    model.train()
+    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
+    ends = torch.linspace(length / 8, length, batch, device="cuda").long()
+    mask = (torch.arange(length, device="cuda") < ends[:, None]).long()
+
+    def step() -> None:
+        loss_of(model, ids, mask).backward()
+        model.zero_grad(set_to_none=True)
+
+    step()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    ms, tokens = median_ms(step), int(mask.sum())
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    share = round(tokens / mask.numel(), 4)
+    return {"ms": ms, "share": share, "peak_gib": peak, "tokens_per_second": tokens / ms * 1e3}
+
+
 def kernels(step: Callable[[], None]) -> dict[str, Any]:
     """Launches and milliseconds of kernels in a step, by part and the longest by name."""
     from torch.profiler import ProfilerActivity, profile
@@ -211,13 +237,11 @@ def prefill(model: Any, batch: int, length: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def decoding(
-    model: Any, batch: int, length: int, half_states: bool = False, **options: Any
-) -> dict[str, Any]:
+def decode(
+    model: Any, ids: torch.Tensor, half_states: bool = False, **options: Any
+) -> tuple[float, float]:
     """Milliseconds a token through `generate`, mean and median, from a streamer's calls."""
-    model.eval()
-    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
-    times: list[float] = []
+    batch, times = len(ids), []
 
     class Clock:
         def put(self, value: Any) -> None:
@@ -226,31 +250,49 @@ def decoding(
         def end(self) -> None:
             pass
 
-    def run() -> tuple[float, float]:
-        times.clear()
-        if half_states:
-            options["past_key_values"] = model.new_cache(state_dtype=torch.bfloat16)
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False,
-            streamer=Clock() if batch == 1 else None, stopping_criteria=[clock], **options,
-        )  # fmt: skip
-        torch.cuda.synchronize()
-        last = time.perf_counter()
-        apart = [1e3 * (b - a) for a, b in pairwise(times[8:])]
-        return (last - times[8]) / (NEW_TOKENS - 8) * 1e3, statistics.median(apart)
-
     def clock(input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         if batch > 1:
             times.append(time.perf_counter())
         return torch.zeros(batch, dtype=torch.bool, device="cuda")
 
-    run()
+    if half_states:
+        options["past_key_values"] = model.new_cache(state_dtype=torch.bfloat16)
+    model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False,
+        streamer=Clock() if batch == 1 else None, stopping_criteria=[clock], **options,
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    last = time.perf_counter()
+    apart = [1e3 * (b - a) for a, b in pairwise(times[8:])]
+    return (last - times[8]) / (NEW_TOKENS - 8) * 1e3, statistics.median(apart)
+
+
+def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, Any]:
+    """Milliseconds a token after prompts of one length; see `decode`."""
+    model.eval()
+    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
+    decode(model, ids, **options)
     torch.cuda.reset_peak_memory_stats()
-    runs = [run() for _ in range(1 if length > GROWS else 3)]
+    runs = [decode(model, ids, **options) for _ in range(1 if length > GROWS else 3)]
     # Means say what a text takes; medians, whether a step takes longer than another.
     found = {"ms": statistics.median(mean for mean, _ in runs)}
     found["median_ms"] = statistics.median(middle for _, middle in runs)
     return found | {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+
+
+def in_turns(model: Any, lengths: list[int], rounds: int = 5) -> dict[str, Any]:
+    """Median milliseconds a token by the length of the prompt, texts of all lengths in turns."""
+    model.eval()
+    prompts = {n: torch.randint(VOCABULARY, (1, n), device="cuda") for n in lengths}
+    for ids in prompts.values():
+        decode(model, ids)
+    times: dict[int, list[float]] = {n: [] for n in lengths}
+    for number in range(rounds):
+        for n in lengths if number % 2 == 0 else reversed(lengths):
+            times[n].append(decode(model, prompts[n])[1])
+    found = {str(n): statistics.median(each) for n, each in times.items()}
+    least = min(found.values())
+    return {"median_ms": found, "most_to_least": max(found.values()) / least, "rounds": rounds}
 
 
 @torch.no_grad()
@@ -305,6 +347,8 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | N
         attempt(key, lambda b=batch, t=length, d=detailed, r=recorded: training(model, b, t, d, r))
     if how:
         return
+    batch, length = PADDED
+    attempt(f"train padded {batch}x{length}", lambda: padded(model, *PADDED))
     for batch, length in PREFILL:
         attempt(f"prefill {batch}x{length}", lambda b=batch, t=length: prefill(model, b, t))
     for batch, length in DECODING:
@@ -322,6 +366,9 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | N
                 f"decode static {batch}x{length}",
                 lambda b=batch, t=length, s=static: decoding(model, b, t, **s),
             )
+    if plain.startswith("vort"):
+        lengths = [length for batch, length in DECODING if batch == 1]
+        attempt("decode in turns", lambda: in_turns(model, lengths))
 
 
 def about() -> dict[str, str]:

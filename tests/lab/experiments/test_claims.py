@@ -6,7 +6,8 @@ import pytest
 
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.ablations import _claims as ablation_claims
-from vort.lab.experiments.complexity import _exponent
+from vort.lab.experiments.cell import Size
+from vort.lab.experiments.complexity import COMPLEXITY, _exponent
 from vort.lab.experiments.recall import _claims, recall_table
 from vort.lab.experiments.scores import PaperTable
 from vort.lab.verdicts import Claim
@@ -138,14 +139,34 @@ def test_betas_of_a_seed_are_no_seeds_of_the_orders() -> None:
     assert orders.summarise(three, "paper").verdicts[0].verdict == "reproduced"
 
 
-def test_an_exponent_comes_with_its_interval_and_short_lengths_are_left_out() -> None:
-    lengths = [2**n for n in range(10, 17)]
-    times = {n: n**1.1 * (1.05 if n % 3 == 1 else 0.95) for n in lengths}
-    found = _exponent({**times, 1024: 1e9})
+def test_an_exponent_comes_with_its_interval() -> None:
+    lengths = [2**n for n in range(11, 17)]
+    found = _exponent({n: n**1.1 * (1.05 if n % 3 == 1 else 0.95) for n in lengths})
     assert found.count == 6
     assert found.low < 1.1 < found.high
     assert found.half < 0.1
     assert _exponent({4096: 1.0, 8192: 2.0}).mean == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("size", "first"), [("laptop", 2048), ("paper", 32768)])
+def test_how_time_grows_is_asked_of_lengths_that_fixed_costs_do_not_hide(
+    size: Size, first: int
+) -> None:
+    lengths = [2**n for n in range(10, 20)]
+    records = [
+        {
+            "cell": {"model": model, "length": n},
+            "length": n,
+            "times": {"forward_backward": max(first, n) ** power},
+            "peak_bytes": 0,
+        }
+        for model, power in (("vort", 1.0), ("softmax", 2.0))
+        for n in lengths
+    ]
+    claim = COMPLEXITY.summarise(records, size).verdicts[0]
+    assert claim.verdict == "reproduced"
+    grows = f"from {first:,} to 524,288 it grows as n^(1.00 ± 0.00)"
+    assert claim.measured == f"{grows}, attention's as n^(2.00 ± 0.00)"
 
 
 def test_a_table_of_a_single_seed_decides_nothing() -> None:

@@ -151,6 +151,8 @@ def draw_reading(
 
 def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
     """Milliseconds and peak MiB of a layer against length, both axes logarithmic."""
+    from matplotlib.ticker import LogLocator
+
     with figure(path, 2, 9.6, 3.8) as (left, right):
         for (label, records), line in zip(curves.items(), line_looks(), strict=False):
             lengths = [r["length"] for r in records]
@@ -158,6 +160,12 @@ def draw_cost(path: str | Path, curves: Mapping[str, Sequence[Record]]) -> None:
             peaks = [r["peak_bytes"] / 2**20 for r in records]
             left.loglog(lengths, times, label=label, **line)
             right.loglog(lengths, peaks, label=label, **line)
+        for axis in (left, right):
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_formatter(lambda x, place: f"{x / 1024:g}K")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.yaxis.set_major_formatter(lambda y, place: f"{y:,g}")
+            axis.minorticks_off()
         left.set(xlabel="length", ylabel="ms", title="Forward and backward")
         right.set(xlabel="length", ylabel="MiB", title="Peak memory")
         left.legend(fontsize=8)
