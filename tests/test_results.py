@@ -1,7 +1,8 @@
-"""Every figure of docs/results.md and README follows from committed cells, digit by digit."""
+"""Figures of docs/results.md, docs/findings.md and README follow from committed cells, by digit."""
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +57,24 @@ def readme() -> str:
     return (ROOT / "README.md").read_text().split("\n## Results\n")[1].split("\n## ")[0]
 
 
+def findings() -> str:
+    return (ROOT / "docs" / "findings.md").read_text()
+
+
 def everything() -> str:
     """All that the summaries show, as one text."""
     return "\n".join(json.dumps(kept(*place), ensure_ascii=False) for place in KEPT)
 
 
-def test_tables_of_the_readme_are_rows_of_the_results() -> None:
+@pytest.mark.parametrize("told", [readme, findings])
+def test_tables_in_words_are_rows_of_the_results(told: Callable[[], str]) -> None:
     known = {
         tuple(row[1:])
         for place in KEPT
         for sheet in kept(*place)["sheets"]
         for row in sheet["rows"]
     }
-    lines = [line for line in readme().splitlines() if line.startswith("|")]
+    lines = [line for line in told().splitlines() if line.startswith("|")]
     assert len(lines) > 2
     checked = 0
     for line in lines:
@@ -86,9 +92,9 @@ def _stands_in(scores: list[str], row: tuple[str, ...]) -> bool:
     return [cell for cell in row if cell][: len(scores)] == scores
 
 
-def test_bits_of_the_readme_are_those_of_the_search() -> None:
+def test_bits_of_the_findings_are_those_of_the_search() -> None:
     """A quarter of a run, seeds 100 and 101: of S = 1, then of VORT."""
-    words = readme().partition("After a quarter of a run")[2].partition("chance")[0]
+    words = findings().partition("After a quarter of a run")[2].partition("chance")[0]
     trials = [x for x in read_lines() if x["size"] == "paper" and x["experiment"] == "pilot"]
     wanted = [
         min(
@@ -103,9 +109,9 @@ def test_bits_of_the_readme_are_those_of_the_search() -> None:
     assert re.findall(r"\d\.\d+", words) == [f"{bits:.3g}" for bits in wanted]
 
 
-def test_orders_of_the_readme_are_those_of_the_cells() -> None:
+def test_orders_of_the_findings_are_those_of_the_cells() -> None:
     """The least and the greatest mean over seeds, of labels and of fillers."""
-    words = readme().partition("the orders VORT learns are ")[2].partition("by seed")[0]
+    words = findings().partition("the orders VORT learns are ")[2].partition("by seed")[0]
     cells = [
         json.loads(path.read_text())
         for path in (RESULTS / "paper/pilot/cells").glob("pilot-paper-vort-beta1.0-seed*.json")
@@ -117,10 +123,29 @@ def test_orders_of_the_readme_are_those_of_the_cells() -> None:
     assert re.findall(r"\.\d\d", words) == wanted
 
 
-def test_intervals_of_the_readme_are_those_of_the_results() -> None:
-    found = re.findall(r"-?[\d.]+ ± [\d.]+", readme())
+@pytest.mark.parametrize("told", [readme, findings])
+def test_intervals_in_words_are_those_of_the_results(told: Callable[[], str]) -> None:
+    found = re.findall(r"-?[\d.]+ ± \d[\d.]*\d", told())
+    assert found
     shown = everything()
     assert [interval for interval in found if interval not in shown] == []
+
+
+@pytest.mark.parametrize("told", [readme, findings])
+def test_figures_in_words_stand_in_the_results(told: Callable[[], str]) -> None:
+    """All with a point; of those that no table shows, the search's have a test above."""
+    words = re.sub(r"After a quarter of a run.*?chance", "", told(), flags=re.DOTALL)
+    found = set(re.findall(r"(?<![\d.])\d+\.\d+(?![\d.e])", words))
+    known = everything() + " ".join(four_needles_by_seed())
+    assert len(found) > 50
+    assert [x for x in found if not re.search(rf"(?<![\d.]){re.escape(x)}(?!\d)", known)] == []
+
+
+def four_needles_by_seed() -> list[str]:
+    """Of VORT at the shortest length, texts that are right as a whole."""
+    paths = (RESULTS / "paper/needles/cells").glob("needles-paper-vort-seed*.json")
+    maps = [json.loads(path.read_text())["needles"]["all"]["4096"] for path in paths]
+    return [f"{100 * found['whole'] / found['sequences']:.1f}" for found in maps]
 
 
 def test_no_cell_is_lost_from_a_table_without_a_trace() -> None:
