@@ -5,9 +5,10 @@
     python benchmarks/model_gpu.py --merge other.json --out model_gpu.json
 
 24 layers of 1,024, 16 heads, vocabulary 32,000, bf16 weights, random tokens. VORT has 8 scales and
-the default options of a language model with an output gate; Llama is Hugging Face's with SDPA;
-RetNet and GLA are flash-linear-attention's models with their own defaults, found in the folder that
-`--with` names or as installed. Every model runs in a process of its own, so that none finds the
+the default options of a language model with an output gate (`vort_s12`: 12 scales, `vort_w4`: a
+window in every fourth layer alone); Llama is Hugging Face's with SDPA; RetNet and GLA are
+flash-linear-attention's models with their own defaults, found in the folder that `--with` names or
+as installed. Every model runs in a process of its own, so that none finds the
 kernels of another compiled or its memory in use. A run cut short keeps what it measured; `--resume`
 goes on with what is missing, or with those of it that `--models` and `--only` name. `--merge` takes
 rows that are missing from a file of another run, and needs no GPU. `made_by` says where rows come
@@ -59,6 +60,8 @@ DECODING = [(1, 1000), (16, 1000), (1, 65_536), (1, 1_000_000)]
 # Longest prompt of a model whose cache grows.
 GROWS = 65_536
 NEW_TOKENS = 40
+# Of four layers, over and over.
+FEW_WINDOWS = [{}, *({"sliding_window": 0} for _ in range(3))]
 MODELS = ("vort", "vort_s12", "llama", "retnet", "gla")
 
 # Parts of a step by the names of kernels; the first that matches.
@@ -90,6 +93,7 @@ def build(name: str, dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
         config: Any = VortConfig(
             **common, num_attention_heads=HEADS, intermediate_size=MLP, output_gate=True,
             num_scales=12 if "s12" in name else 8, use_entropy="plain" not in name,
+            layer_settings=FEW_WINDOWS if "w4" in name else None,
             max_position_embeddings=131_072, pad_token_id=None, bos_token_id=None,
             eos_token_id=None,
         )  # fmt: skip
