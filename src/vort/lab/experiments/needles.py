@@ -278,7 +278,8 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
     notes = [
         f"Trained on texts up to {trained:,} tokens with one to four needles, all asked for; read "
         "in pieces, answers token by token given what stands before them. State is that of the "
-        "longest text of a row; milliseconds a token, of one sequence alone, are those after it.",
+        "longest text of a row; milliseconds a token, of one sequence alone, are those after it "
+        "(how they were taken: what a token costs after a long text).",
         *training_notes(records, paper=False),
         *has_note(records),
         *_former_plan(records, size),
@@ -497,7 +498,10 @@ def summarise_decoding(records: Sequence[Record], size: Size) -> Summary:
     )
     notes = [
         "Models of the needle map; what is kept counted at four bytes a number. What does not grow "
-        "is timed once, as generate writes; a cache that grows, a token at a time."
+        "is timed once, as generate writes; a cache that grows, a token at a time.",
+        "On a GPU a step of VORT, Mixture or Exponential is recorded and replayed as one CUDA "
+        "graph; steps of other rows are launched kernel by kernel, which is most of their time. "
+        "So rows are to be compared by how they grow with the text, not with each other.",
     ]
     labels = {record["cell"]["model"]: _label(record["cell"]["model"]) for record in records}
     return Summary([sheet], notes=notes, labels=labels)
