@@ -289,6 +289,24 @@ def test_needles_of_a_former_plan_are_told_and_once_replaced_stay_in_sight() -> 
     ]
 
 
+def test_rows_of_ours_are_judged_by_themselves_and_are_no_rivals_of_each_other() -> None:
+    shares = {"vort": 3, "vort_free": 10, "mixture_rates_free": 6, "softmax": 10}
+    records = [
+        needles_record(6000, right, cell={"task": "multi_needle", "model": model, "seed": seed})
+        for model, right in shares.items()
+        for seed in range(3)
+    ]
+    claims = EXPERIMENTS["needles"].summarise(records, "paper").verdicts
+    verdicts = [(claim.states.partition(" answers")[0], claim.verdict) for claim in claims]
+    assert verdicts == [
+        *[("VORT", "does not hold")] * 4,
+        *[("VORT with free writes", "holds")] * 4,
+    ]
+    leads = [claim.measured for claim in claims if claim.measured.startswith("closest")]
+    assert len(leads) == 4
+    assert all("Mixture at VORT's rates, gated, free writes" in words for words in leads)
+
+
 def test_a_cell_of_needles_becomes_tables_and_a_picture(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     cell = tiny_cell()
@@ -471,6 +489,7 @@ def ruler_record(model: str, seed: int, share: float) -> Any:
 
 def test_averages_of_ruler_are_held_against_linear_rivals_alone() -> None:
     shares = {"vort": 0.9, "exponential_learned_gated": 0.8, "softmax": 1.0, "hybrid_half": 1.0}
+    shares["vort_free"] = 0.95
     records = [
         ruler_record(model, seed, share - 0.02 * seed)
         for model, share in shares.items()
@@ -482,5 +501,7 @@ def test_averages_of_ruler_are_held_against_linear_rivals_alone() -> None:
     assert average.rows[0][-1].startswith("44.0")  # mean of 90, 88 and 86, and of nothing
     assert [sheet.title.split()[-2] for sheet in by_task] == ["4,096", "32,768", "131,072"]
     assert by_task[0].rows[0][2:] == ["88", "0"]
-    assert [claim.verdict for claim in summary.verdicts] == ["holds", "holds"]
+    assert [claim.verdict for claim in summary.verdicts] == [
+        "holds"
+    ] * 4  # two lengths, two of ours
     assert all("Exponential" in claim.measured for claim in summary.verdicts)

@@ -27,6 +27,7 @@ from vort.lab.verdicts import Claim, judge_floor, judge_lead
 __all__ = [
     "DECODING",
     "NEEDLES",
+    "OURS",
     "QUADRATIC",
     "TRAINING",
     "long_config",
@@ -124,7 +125,8 @@ _ROWS: dict[Size, tuple[str, ...]] = {
     "laptop": _CONSTANT,
     "paper": (*_AGED, "softmax", "hybrid_half", "gla", "gated_delta"),
 }
-_NAMES = {"vort": "VORT", "vort_free": "VORT with free writes"}
+# Rows that claims are of, and no rivals of each other.
+OURS = {"vort": "VORT", "vort_free": "VORT with free writes"}
 _SEEDS: dict[Size, tuple[int, ...]] = {"laptop": (0,), "paper": (0, 1, 2)}
 # Beside the comparison.
 _ONCE = ("softmax", "hybrid_half", "gla", "gated_delta")
@@ -370,9 +372,9 @@ def _answers(row: str, members: Sequence[Record], lengths: Sequence[int]) -> lis
 
 def _claims(records: Sequence[Record], lengths: Sequence[int]) -> list[Claim]:
     found = by_row(records)
-    rivals = [row for row in found if row not in (*_NAMES, *QUADRATIC)]
+    rivals = [row for row in found if row not in (*OURS, *QUADRATIC)]
     claims = []
-    for row in _NAMES:
+    for row in OURS:
         if row in found:
             claims += _floors(row, found[row], lengths)
             claims += _leads(row, found, rivals, lengths[-2:])
@@ -394,7 +396,7 @@ def _floors(row: str, ours: Sequence[Record], lengths: Sequence[int]) -> list[Cl
         claims.append(
             Claim(
                 "ours",
-                f"{_NAMES[row]} answers at least {_FLOORS[kind]:.0f} % of texts with {words} at "
+                f"{OURS[row]} answers at least {_FLOORS[kind]:.0f} % of texts with {words} at "
                 f"every length to {lengths[-1]:,} and at every depth",
                 f"lowest is {show(lowest, 1)} at {length:,} tokens and a depth of {depth:.0%}, "
                 f"{seeds_of(lowest)}",
@@ -418,7 +420,7 @@ def _leads(
             claims.append(
                 Claim(
                     "ours",
-                    f"{_NAMES[row]} answers more texts of {length:,} tokens, mean of one needle "
+                    f"{OURS[row]} answers more texts of {length:,} tokens, mean of one needle "
                     "and of all, than every rival that trains in linear time",
                     f"closest is {label_of(closest)}: {show(gain, 1)} points, {seeds_of(gain)}",
                     judge_lead(list(known.values())),
