@@ -8,11 +8,11 @@
 the default options of a language model with an output gate (`vort_s12`: 12 scales, `vort_w4`: a
 window in every fourth layer alone); Llama is Hugging Face's with SDPA; RetNet and GLA are
 flash-linear-attention's models with their own defaults, found in the folder that `--with` names or
-as installed. Every model runs in a process of its own, so that none finds the
-kernels of another compiled or its memory in use. A run cut short keeps what it measured; `--resume`
-goes on with what is missing, or with those of it that `--models` and `--only` name. `--merge` takes
-rows that are missing from a file of another run, and needs no GPU. `made_by` says where rows come
-from; those of later runs have a `run`, a number in the list `runs`. Compare rows of one run.
+as installed. Every model runs in a process of its own, so that none finds the kernels of another
+compiled or its memory in use. A run cut short keeps what it measured; `--resume` goes on with what
+is missing, or with those of it that `--models` and `--only` name. `--merge` takes rows that are
+missing from a file of another run, and needs no GPU. `made_by` says where rows come from; those of
+later runs have a `run`, a number in the list `runs`. Compare rows of one run.
 
 Training: forward and backward of the loss of labels, PyTorch eager unless the name ends in
 `+compile`, or in `+recorded`: the step as a CUDA graph (`vort.models.RecordedStep`, which takes any
@@ -21,9 +21,9 @@ milliseconds, peak memory, launches and kernel time by part. Before any row a mo
 of 4 x 8,192 in which it compiles and chooses its kernels (`tuning_s`): those that tune do so on a
 batch that fills the GPU, however long that takes. `first_s`: a row's first step. 1 x 256 tokens is
 the host's time: the GPU waits.
+`train padded`: rows of an eighth of the length up to all of it, padded on the right; `share` of
+the tokens is text.
 Prefill: logits of the last token, with the cache after it.
-`train padded`: the same with rows of an eighth of the length up to all of it, padded on the right;
-`share` of the tokens is text.
 Decoding: `generate`, greedy, milliseconds a token between the 8th and the last; of VORT also the
 recorded step by itself (`step`: its replay, without what `generate` does around it), both with
 states in bfloat16, and `decode in turns`: texts after prompts of all lengths one after another,
@@ -145,7 +145,12 @@ def loss_of(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> 
 
 
 def training(
-    model: Any, batch: int, length: int, detailed: bool, recorded: bool = False
+    model: Any,
+    batch: int,
+    length: int,
+    detailed: bool = False,
+    recorded: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> dict[str, Any]:
     """A step's milliseconds and peak memory, and what its kernels are."""
     model.train()
@@ -158,7 +163,7 @@ def training(
 
     def step() -> None:
         if replay is None:
-            loss_of(model, ids).backward()
+            loss_of(model, ids, mask).backward()
         else:
             replay(input_ids=ids)
         model.zero_grad(set_to_none=True)
@@ -177,7 +182,8 @@ def training(
     # A recording's memory is its own and reserved for good: no allocation of the step counts it.
     peak = torch.cuda.memory_reserved() if recorded else torch.cuda.max_memory_allocated()
     found["peak_gib"] = peak / 2**30
-    found["tokens_per_second"] = batch * length / found["ms"] * 1e3
+    tokens = batch * length if mask is None else int(mask.sum())
+    found["tokens_per_second"] = tokens / found["ms"] * 1e3
     if detailed:
         found |= kernels(step)
     return found
@@ -185,22 +191,10 @@ def training(
 
 def padded(model: Any, batch: int, length: int) -> dict[str, Any]:
     """A step with rows of an eighth of the length up to all of it."""
-    model.train()
-    ids = torch.randint(VOCABULARY, (batch, length), device="cuda")
     ends = torch.linspace(length / 8, length, batch, device="cuda").long()
     mask = (torch.arange(length, device="cuda") < ends[:, None]).long()
-
-    def step() -> None:
-        loss_of(model, ids, mask).backward()
-        model.zero_grad(set_to_none=True)
-
-    step()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    ms, tokens = median_ms(step), int(mask.sum())
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    share = round(tokens / mask.numel(), 4)
-    return {"ms": ms, "share": share, "peak_gib": peak, "tokens_per_second": tokens / ms * 1e3}
+    share = round(mask.float().mean().item(), 4)
+    return {"share": share, **training(model, batch, length, mask=mask)}
 
 
 def kernels(step: Callable[[], None]) -> dict[str, Any]:

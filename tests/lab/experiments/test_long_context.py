@@ -488,8 +488,8 @@ def ruler_record(model: str, seed: int, share: float) -> Any:
 
 
 def test_averages_of_ruler_are_held_against_linear_rivals_alone() -> None:
-    shares = {"vort": 0.9, "exponential_learned_gated": 0.8, "softmax": 1.0, "hybrid_half": 1.0}
-    shares["vort_free"] = 0.95
+    linear = {"vort": 0.9, "vort_free": 0.95, "exponential_learned_gated": 0.8}
+    shares = {**linear, "softmax": 1.0, "hybrid_half": 1.0}
     records = [
         ruler_record(model, seed, share - 0.02 * seed)
         for model, share in shares.items()
@@ -501,7 +501,6 @@ def test_averages_of_ruler_are_held_against_linear_rivals_alone() -> None:
     assert average.rows[0][-1].startswith("44.0")  # mean of 90, 88 and 86, and of nothing
     assert [sheet.title.split()[-2] for sheet in by_task] == ["4,096", "32,768", "131,072"]
     assert by_task[0].rows[0][2:] == ["88", "0"]
-    assert [claim.verdict for claim in summary.verdicts] == [
-        "holds"
-    ] * 4  # two lengths, two of ours
+    # Two lengths, two rows of ours.
+    assert [claim.verdict for claim in summary.verdicts] == ["holds"] * 4
     assert all("Exponential" in claim.measured for claim in summary.verdicts)

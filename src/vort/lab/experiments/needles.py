@@ -13,6 +13,7 @@ from vort.lab.experiments.scores import (
     by_row,
     label_of,
     labels_of,
+    lead_in_points,
     row_of,
     seed_interval,
     seeds_of,
@@ -22,7 +23,7 @@ from vort.lab.experiments.scores import (
 from vort.lab.experiments.search import first_searched
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
-from vort.lab.verdicts import Claim, judge_floor, judge_lead
+from vort.lab.verdicts import Claim, judge_floor
 
 __all__ = [
     "DECODING",
@@ -377,7 +378,13 @@ def _claims(records: Sequence[Record], lengths: Sequence[int]) -> list[Claim]:
     for row in OURS:
         if row in found:
             claims += _floors(row, found[row], lengths)
-            claims += _leads(row, found, rivals, lengths[-2:])
+            for length in lengths[-2:]:
+                states = (
+                    f"{OURS[row]} answers more texts of {length:,} tokens, mean of one needle and "
+                    "of all, than every rival that trains in linear time"
+                )
+                gains = {rival: _gain(found[row], found[rival], length) for rival in rivals}
+                claims += lead_in_points(states, gains)
     return claims
 
 
@@ -403,29 +410,6 @@ def _floors(row: str, ours: Sequence[Record], lengths: Sequence[int]) -> list[Cl
                 judge_floor(list(every.values()), _FLOORS[kind]),
             )
         )
-    return claims
-
-
-def _leads(
-    row: str, found: Mapping[str, Sequence[Record]], rivals: Sequence[str], lengths: Sequence[int]
-) -> list[Claim]:
-    """Whether a row of ours answers more than all that train in linear time."""
-    claims = []
-    for length in lengths:
-        gains = {rival: _gain(found[row], found[rival], length) for rival in rivals}
-        known = {rival: gain for rival, gain in gains.items() if gain is not None}
-        if known:
-            closest = min(known, key=lambda rival: known[rival].mean)
-            gain = known[closest]
-            claims.append(
-                Claim(
-                    "ours",
-                    f"{OURS[row]} answers more texts of {length:,} tokens, mean of one needle "
-                    "and of all, than every rival that trains in linear time",
-                    f"closest is {label_of(closest)}: {show(gain, 1)} points, {seeds_of(gain)}",
-                    judge_lead(list(known.values())),
-                )
-            )
     return claims
 
 

@@ -1,6 +1,6 @@
 """RULER's eleven synthetic tasks as one task to train on: averages by length, answers by task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ from vort.lab.experiments.scores import (
     by_row,
     label_of,
     labels_of,
+    lead_in_points,
     seed_interval,
-    seeds_of,
     show,
     training_notes,
 )
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
-from vort.lab.verdicts import Claim, judge_lead
+from vort.lab.verdicts import Claim
 
 __all__ = ["RULER_TABLE"]
 
@@ -142,42 +142,28 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
 
 
 def _claims(records: Sequence[Record]) -> list[Claim]:
-    found = by_row(records)
+    found, claims = by_row(records), []
     rivals = [row for row in found if row not in (*OURS, *QUADRATIC)]
-    return [
-        claim
-        for row in OURS
-        if row in found
-        for length in _JUDGED
-        if length in records[0]["ruler"]["scores"]
-        for claim in _lead(row, found, rivals, length)
-    ]
+    for row in OURS:
+        for length in _JUDGED:
+            if row in found and length in records[0]["ruler"]["scores"]:
+                states = (
+                    f"the average of {OURS[row]} over RULER's eleven synthetic tasks in "
+                    f"{int(length):,} tokens is ahead of every rival that trains in linear time"
+                )
+                gains = {rival: _gain(found[row], found[rival], length) for rival in rivals}
+                claims += lead_in_points(states, gains)
+    return claims
 
 
-def _lead(
-    row: str, found: Mapping[str, Sequence[Record]], rivals: Sequence[str], length: str
-) -> list[Claim]:
-    """Whether the average of a row of ours is ahead of every rival's, seed by seed."""
-    ours = {record["cell"]["seed"]: record for record in found[row]}
-    gains = {
-        rival: seed_interval(
-            (m["cell"]["seed"], _average(ours[m["cell"]["seed"]], length) - _average(m, length))
-            for m in found[rival]
-            if m["cell"]["seed"] in ours
-        )
-        for rival in rivals
-    }
-    known = {rival: gain for rival, gain in gains.items() if gain is not None}
-    if not known:
-        return []
-    closest = min(known, key=lambda rival: known[rival].mean)
-    states = (
-        f"the average of {OURS[row]} over RULER's eleven synthetic tasks in {int(length):,} tokens "
-        "is ahead of every rival that trains in linear time"
+def _gain(ours: Sequence[Record], rival: Sequence[Record], length: str) -> Interval | None:
+    """How much larger our average is in points, seed by seed."""
+    averages = {record["cell"]["seed"]: _average(record, length) for record in ours}
+    return seed_interval(
+        (m["cell"]["seed"], averages[m["cell"]["seed"]] - _average(m, length))
+        for m in rival
+        if m["cell"]["seed"] in averages
     )
-    gain = known[closest]
-    measured = f"closest is {label_of(closest)}: {show(gain, 1)} points, {seeds_of(gain)}"
-    return [Claim("ours", states, measured, judge_lead(list(known.values())))]
 
 
 RULER_TABLE = Experiment(

@@ -13,7 +13,7 @@ from vort.lab.experiments.search import EARLIER
 from vort.lab.report.tables import Sheet
 from vort.lab.tasks import TASKS
 from vort.lab.training.metrics import Interval, interval
-from vort.lab.verdicts import Claim, Verdict, judge_difference, judge_figure
+from vort.lab.verdicts import Claim, Verdict, judge_difference, judge_figure, judge_lead
 
 __all__ = [
     "PaperTable",
@@ -23,6 +23,7 @@ __all__ = [
     "history_sheet",
     "label_of",
     "labels_of",
+    "lead_in_points",
     "margin",
     "named_by_commit",
     "over_seeds",
@@ -218,6 +219,21 @@ def gain_in_words(
     if inner is not None:
         words += f" (± {inner.half:.{digits}f} over its {inner.count:,} sequences)"
     return words
+
+
+def lead_in_points(states: str, gains: Mapping[str, Interval | None]) -> list[Claim]:
+    """The claim that a row of ours is ahead of every rival, told by the closest; none: no rivals.
+
+    states: the claim in words.
+    gains: by rival, in points; None where they share no seed.
+    """
+    known = {row: gain for row, gain in gains.items() if gain is not None}
+    if not known:
+        return []
+    closest = min(known, key=lambda row: known[row].mean)
+    gain = known[closest]
+    measured = f"closest is {label_of(closest)}: {show(gain, 1)} points, {seeds_of(gain)}"
+    return [Claim("ours", states, measured, judge_lead(list(known.values())))]
 
 
 def seeds_of(value: Interval) -> str:
