@@ -95,7 +95,7 @@ def test_a_file_is_all_that_is_needed_and_the_folder_goes_everywhere(
     result = json.loads((run / "result.json").read_text())
     assert f"{result['test']['all']['bits']:.3f}" in vort("eval", run)
     assert "4/4" not in vort("train", "--out", run, "--resume")  # nothing left to do but score
-    assert "5 tokens" in vort("generate", run, "--max-new-tokens", "5")
+    assert "5 tokens" in vort("generate", run, "--max-new-tokens", "5", "--seed", "1")
     page = tmp_path / "lens.html"
     vort("lens", run, "--text", tmp_path / "elsewhere" / "novel.txt", "--out", page)
     assert page.stat().st_size > 10_000
