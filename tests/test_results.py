@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tools.make_results_page import page
 
+from tools import make_gpu_check_table as gpu_checks
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import SIZES, RunFolder, Size
 from vort.lab.experiments.search import read_lines
@@ -51,6 +52,12 @@ def kept_cells(size: str, name: str) -> list[Path]:
 
 def test_the_page_is_that_of_the_committed_summaries() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == page(RESULTS)
+
+
+def test_the_table_of_checks_on_a_gpu_is_that_of_its_files() -> None:
+    assert gpu_checks.PAGE.read_text() == gpu_checks.page()
+    written = {path.stem for path in (RESULTS / "bench").glob("gpu_check*.json")}
+    assert written == set(gpu_checks.FILES)
 
 
 def readme() -> str:

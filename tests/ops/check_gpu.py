@@ -3,6 +3,8 @@
 Cases run in several processes because compiling, not computing, takes the time. Prints one line a
 case as it ends and exits 1 if any error is above its bound (1e-2 for bfloat16, 1e-4 for float32).
 
+Cases that no file of results/bench has a record of: `--missing`.
+
 Under a memory checker: `compute-sanitizer --tool memcheck python .../check_gpu.py --small` (and
 `--tool racecheck`): one small case of each dtype, in one process.
 """
@@ -58,6 +60,21 @@ COMPILED = {
 Job = tuple[str, Any, torch.dtype, int]
 
 
+def name_of(job: Job) -> tuple[str, str]:
+    """The case and the type of a job, as records have them."""
+    kind, case, dtype, _ = job
+    return f"{kind} {'' if case is None else case.name}".strip(), str(dtype).split(".")[-1]
+
+
+def recorded() -> set[tuple[str, str]]:
+    """Cases and types that a file of results/bench has a record of."""
+    return {
+        (record["case"], record["dtype"])
+        for path in (ROOT / "results" / "bench").glob("gpu_check*.json")
+        for record in json.loads(path.read_text()).get("records", [])
+    }
+
+
 def errors_of(job: Job, device: str = "cuda") -> dict[str, float]:
     """What one job finds; its kind says which function is asked."""
     kind, case, dtype, seed = job
@@ -97,16 +114,12 @@ def bound_of(job: Job) -> float:
 
 def check(job: Job) -> dict[str, object]:
     """One case in one dtype: its errors, or why it failed."""
-    kind, case, dtype, _ = job
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.backends.cuda.matmul.allow_tf32 = False
     begin = time.time()
-    name = "" if case is None else case.name
-    record: dict[str, object] = {
-        "case": f"{kind} {name}".strip(),
-        "dtype": str(dtype).split(".")[-1],
-    }
+    name, dtype = name_of(job)
+    record: dict[str, object] = {"case": name, "dtype": dtype}
     try:
         errors = errors_of(job)
     except Exception as error:
@@ -172,15 +185,16 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="one small case, for memory checkers")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="one dtype only")
     parser.add_argument("--match", default="", help="only cases whose name matches this")
+    parser.add_argument("--missing", action="store_true", help="only cases without a record")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--out", help="write the records as JSON here")
     arguments = parser.parse_args()
-    jobs = [
-        job
-        for job in all_jobs(arguments.seed)
-        if re.search(arguments.match, f"{job[0]} {'' if job[1] is None else job[1].name}")
-        and arguments.dtype in (None, str(job[2]).split(".")[-1])
-    ]
+    found_before = recorded() if arguments.missing else set()
+    jobs = []
+    for job in all_jobs(arguments.seed):
+        name, dtype = name_of(job)
+        if re.search(arguments.match, name) and arguments.dtype in (None, dtype):
+            jobs += [job] * ((name, dtype) not in found_before)
     if arguments.small:
         kinds = [
             ("retention", small(GPU_CASES[2])),
