@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vort.memories.gla import _sequence, gla_chunk, gla_exact
-from vort.memories.recurrence import each_sequence
+from vort.memories.recurrence import each_sequence, one_step
 
 
 def problem(length: int, strength: float, batch: int = 1) -> list[torch.Tensor]:
@@ -31,6 +31,19 @@ def test_a_state_goes_on_where_it_stopped(split: int) -> None:
     rest = [x[:, split:] for x in tensors]
     second, _ = gla_chunk(*rest, initial_state=state)
     torch.testing.assert_close(torch.cat([first, second], 1), gla_exact(*tensors))
+
+
+def test_single_steps_equal_the_definition() -> None:
+    tensors = [x.requires_grad_() for x in problem(5, 1.0, batch=2)]
+    state, outputs = None, []
+    for t in range(5):
+        output, state = one_step(*(x[:, t : t + 1] for x in tensors), scale=0.5, state=state)
+        outputs.append(output)
+    found, wanted = torch.cat(outputs, 1), gla_exact(*tensors, scale=0.5)
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(x.square().sum(), tensors) for x in (found, wanted)]
+    for got, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, exact)
 
 
 def test_packed_sequences_do_not_meet() -> None:

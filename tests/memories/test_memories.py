@@ -1,9 +1,12 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.memories.cases import NAMES, inputs, made
-from vort.memories import LayerSettings, MemoryInputs
+from vort.memories import MEMORIES, LayerSettings, MemoryInputs
 from vort.ops.feature_maps import elu_features
 
 PLAIN = {"write_gate": False, "read_weights": False}
@@ -124,3 +127,40 @@ def test_only_the_exact_power_law_keeps_no_state() -> None:
         memory(inputs(), output_state=True)
     with pytest.raises(ValueError, match="read_weights must be off"):
         made("exact_power_law")
+
+
+class Calls(TorchDispatchMode):
+    """The names of all ops that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+# What calls `retention` has kernels of its own on a GPU, and looks at numbers on a CPU.
+STEADY = [n for n in NAMES if MEMORIES[n].records_steps and not MEMORIES[n].is_retention]
+
+
+@pytest.mark.parametrize("name", STEADY)
+@torch.no_grad()
+def test_a_step_that_is_recorded_is_the_same_every_time_and_asks_for_no_number(name: str) -> None:
+    memory, given = made(name), inputs(5)
+    state, seen = memory(given.at(0), output_state=True).state, []
+    for position in (1, 2, 3):
+        with Calls() as calls:
+            state = memory.step(given.at(position), state).state
+        seen.append(calls.names)
+    assert seen[0] == seen[1] == seen[2]
+    assert not [x for x in seen[0] if "_local_scalar_dense" in x or "nonzero" in x]
+
+
+def test_memories_that_are_recorded_keep_states_of_one_size() -> None:
+    recorded = {name for name in NAMES if MEMORIES[name].records_steps}
+    assert recorded >= {"vort", "exponential", "mixture", "gla", "gla_scales", "mamba2", "none"}
+    assert "softmax" not in recorded
+    for name in recorded:
+        assert made(name).state_size(1000) == made(name).state_size(0)

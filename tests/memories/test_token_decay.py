@@ -19,6 +19,7 @@ from tests.memories.cases import inputs, made
 from vort.memories import MEMORIES, MemoryInputs
 from vort.memories.gated_delta import gated_delta_chunk
 from vort.memories.mamba2 import scalar_gated_chunk
+from vort.memories.recurrence import one_step
 
 CHUNKED = {"mamba2": scalar_gated_chunk, "gated_delta": gated_delta_chunk}
 NAMES = list(CHUNKED)
@@ -46,6 +47,17 @@ def problem(name: str, length: int, strength: float = 1.0) -> list[Tensor]:
     gates = -strength * torch.rand(1, length, 2, dtype=torch.float64)
     beta = [torch.rand(1, length, 2, dtype=torch.float64)] if name == "gated_delta" else []
     return [q, k, v, gates, *beta]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_steps_are_the_recurrence(name: str) -> None:
+    tensors = problem(name, 6)
+    state, outputs = None, []
+    for t in range(6):
+        output, state = one_step(*(x[:, t : t + 1] for x in tensors), scale=0.5, state=state)
+        outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, 1), recurrence(name, tensors, 0.5))
+    torch.testing.assert_close(state, CHUNKED[name](*tensors, output_final_state=True)[1])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@
 solution of a triangular system: each must know what those before it changed.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ class GatedDeltaMemory(Memory):
     >>> memory(MemoryInputs(torch.randn(1, 5, 16), q, k, v)).output.shape, memory.state_size()
     (torch.Size([1, 5, 2, 8]), 128)
     """
+
+    records_steps: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -71,11 +73,8 @@ class GatedDeltaMemory(Memory):
 def _kernel(q: Tensor) -> Any:
     """flash-linear-attention's op for a GPU, if it is there and trains; else ours."""
     ops = fla_kernels(q, "fla.ops.gated_delta_rule")
-    # Their kernel of one step has no backward.
-    single = q.shape[1] == 1 and not torch.is_grad_enabled()
-    if ops is None or not (single or scalar_gates_train(q)):
-        return gated_delta_chunk
-    return ops.fused_recurrent_gated_delta_rule if single else ops.chunk_gated_delta_rule
+    trained = ops is not None and scalar_gates_train(q)
+    return ops.chunk_gated_delta_rule if trained else gated_delta_chunk
 
 
 def gated_delta_chunk(

@@ -53,6 +53,7 @@ class GatedLinearMemory(Memory):
     """
 
     takes_parts: ClassVar[bool] = True
+    records_steps: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -108,6 +109,7 @@ class GatedScalesMemory(Memory):
     """
 
     takes_parts: ClassVar[bool] = True
+    records_steps: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -257,14 +259,7 @@ def _log_gates(logits: Tensor) -> Tensor:
 def _kernel(q: Tensor) -> Any:
     """flash-linear-attention's op for a GPU, if it is there; else ours."""
     ops = fla_kernels(q, "fla.ops.gla")
-    if ops is None or q.shape[1] > 1:
-        return gla_chunk if ops is None else ops.chunk_gla
-
-    def one_step(q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, **options: Any) -> Any:
-        # The two kernels name the gate differently.
-        return ops.fused_recurrent_gla(q, k, v, gk=log_gate, **options)
-
-    return one_step
+    return gla_chunk if ops is None else ops.chunk_gla
 
 
 def gla_chunk(

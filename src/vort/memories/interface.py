@@ -162,16 +162,15 @@ class Memory(nn.Module, ABC):
     """Whether a state stands for the past; without one a memory scores whole sequences only."""
     takes_parts: ClassVar[bool] = False
     """Whether sequences may be cut over processes: `forward` then heeds `MemoryInputs.part`."""
+    records_steps: ClassVar[bool] = False
+    """Whether a step of decoding is the same launches every time, into states of fixed size."""
+    is_retention: ClassVar[bool] = False
+    """Whether it calls `retention` alone: prompts are recorded too, and states may be narrow."""
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__()
         self.settings = settings_of(type(self).__name__, settings, options)
         self.num_heads, self.num_key_value_heads, self.head_dim = self.settings.head_sizes()
-
-    @property
-    def records_steps(self) -> bool:
-        """Whether a step of decoding is the same launches every time, into states of fixed size."""
-        return False
 
     def step_weights(self, x: Tensor) -> StepWeights | None:
         """What kernels need to route and retrieve, past the memory, for hidden states like x.

@@ -43,6 +43,7 @@ class Mamba2Memory(Memory):
     """
 
     takes_parts: ClassVar[bool] = True
+    records_steps: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -111,9 +112,7 @@ class TokenDecay(nn.Module):
 def _kernel(q: Tensor) -> Any:
     """flash-linear-attention's op for a GPU, if it is there and trains; else ours."""
     ops = fla_kernels(q, "fla.ops.simple_gla")
-    if ops is None or (q.shape[1] > 1 and not scalar_gates_train(q)):
-        return scalar_gated_chunk
-    return ops.chunk_simple_gla if q.shape[1] > 1 else ops.fused_recurrent_simple_gla
+    return ops.chunk_simple_gla if ops is not None and scalar_gates_train(q) else scalar_gated_chunk
 
 
 def scalar_gated_chunk(

@@ -19,6 +19,7 @@ class NoMemory(Memory):
     """
 
     takes_parts: ClassVar[bool] = True
+    records_steps: ClassVar[bool] = True
 
     def forward(
         self, inputs: MemoryInputs, state: State | None = None, *, output_state: bool = False

@@ -17,7 +17,15 @@ from torch.nn import functional as F
 
 from vort.memories.interface import MemoryInputs, State
 
-__all__ = ["BLOCK", "call_op", "carried", "each_sequence", "fla_kernels", "scalar_gates_train"]
+__all__ = [
+    "BLOCK",
+    "call_op",
+    "carried",
+    "each_sequence",
+    "fla_kernels",
+    "one_step",
+    "scalar_gates_train",
+]
 
 CHUNK, BLOCK = 64, 16
 
@@ -36,16 +44,52 @@ def call_op(
     scale: float,
     **gates: Tensor,
 ) -> tuple[Tensor, State | None]:
-    """What an op retrieves with tensors `[B, T, H, ·]`, and the state after it, if asked for."""
+    """What an op retrieves with tensors `[B, T, H, ·]`, and the state after it, if asked for.
+
+    One token alone is `one_step`, whatever the op: the same few launches every time.
+    """
+    before = None if state is None else state["G"]
+    after: Tensor | None
+    if tensors[0].shape[1] == 1 and inputs.cu_seqlens is None:
+        output, after = one_step(*tensors, **gates, scale=scale, state=before)
+        return output, {"G": after} if output_state else None
     output, after = op(
         *tensors,
         **gates,
         scale=scale,
-        initial_state=None if state is None else state["G"],
+        initial_state=before,
         output_final_state=output_state,
         cu_seqlens=inputs.cu_seqlens,
     )
     return output, None if after is None else {"G": after}
+
+
+def one_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor | None = None,
+    *,
+    scale: float,
+    state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """o = scale q G with G = e^g G_before + k vᵀ, and G, for one token.
+
+    Shapes: q, k `[B, 1, H, D]`, v `[B, 1, H, V]`, g like k or `[B, 1, H]`, beta `[B, 1, H]`; o like
+    v, in float32 at least; states `[B, H, D, V]`, None: zeros. With beta the value that k finds in
+    e^g G_before is replaced: v becomes beta (v - k e^g G_before).
+    """
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v, g = (x[:, 0].to(dtype) for x in (q, k, v, g))
+        kept = q.new_zeros(*q.shape, v.shape[-1]) if state is None else state.to(dtype)
+        kept = kept * (g if g.dim() == 3 else g.unsqueeze(-1)).exp().unsqueeze(-1)
+        if beta is not None:
+            found = (k.unsqueeze(-2) @ kept).squeeze(-2)
+            v = beta[:, 0].to(dtype).unsqueeze(-1) * (v - found)
+        after = kept + k.unsqueeze(-1) * v.unsqueeze(-2)
+        return scale * (q.unsqueeze(-2) @ after).squeeze(-2).unsqueeze(1), after
 
 
 def fla_kernels(q: Tensor, module: str) -> Any:

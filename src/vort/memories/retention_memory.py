@@ -70,6 +70,8 @@ class RetentionMemory(Memory):
     """
 
     takes_parts: ClassVar[bool] = True
+    records_steps: ClassVar[bool] = True
+    is_retention: ClassVar[bool] = True
 
     def __init__(self, settings: LayerSettings | None = None, **options: Any) -> None:
         super().__init__(settings, **options)
@@ -81,11 +83,6 @@ class RetentionMemory(Memory):
     @abstractmethod
     def num_scales(self) -> int:
         """S: states of each head."""
-
-    @property
-    def records_steps(self) -> bool:
-        """Yes: see `Memory`."""
-        return True
 
     @property
     def eps(self) -> float:

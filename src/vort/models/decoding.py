@@ -151,10 +151,11 @@ def can_record(model: Any, tokens: Tensor) -> bool:
 
     Not asked for every token: it looks at every module.
     """
-    return _may_replay(model, tokens) and is_steady(model) and not is_watched(*model.modules())
+    known = is_steady(model) and all(memory.is_retention for memory in model.model.memories)
+    return _may_replay(model, tokens) and known and not is_watched(*model.modules())
 
 
 def is_steady(model: Any) -> bool:
-    """Whether the model's calls are the same launches every time, into states of fixed size."""
+    """Whether a step of the model is the same launches every time, into states of fixed size."""
     steady = all(memory.records_steps for memory in model.model.memories)
     return isinstance(model.lm_head, nn.Linear) and steady

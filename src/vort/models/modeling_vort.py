@@ -178,8 +178,8 @@ class VortModel(VortPreTrainedModel):
         self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
     ) -> VortCache:
         """An empty cache for `past_key_values`; its arguments as `VortCache` has them."""
-        decays = all(memory.records_steps for memory in self.memories)
-        if state_dtype != torch.float32 and not decays:
+        retained = all(memory.is_retention for memory in self.memories)
+        if state_dtype != torch.float32 and not retained:
             raise ValueError(
                 f"state_dtype={state_dtype} needs a memory of decaying states, such as "
                 f"memory='vort', got memory {self.config.memory_in_words()}"

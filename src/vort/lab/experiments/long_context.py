@@ -19,6 +19,7 @@ from vort.files import read_regular, write_atomically
 from vort.lab.evaluation import exact_matches, judged_answers, read_long
 from vort.lab.experiments.measures import precision_of
 from vort.lab.tasks import SYNTHETIC, Batch, answers_right
+from vort.models.decoding import is_steady
 
 __all__ = [
     "answers_by_bucket",
@@ -198,7 +199,9 @@ def decoding_times(
         times = {length: _with_full_cache(model, length, timed) for length in lengths}
     else:
         times = dict.fromkeys(lengths, _by_generation(model, min(*lengths, _BEFORE), timed))
+    grows = state_numbers is not None or model.base_model.new_cache().grows
     return {
+        "recorded": model.device.type == "cuda" and not grows and is_steady(model),
         "ms_per_token": {str(length): time for length, time in times.items()},
         "state_numbers": {str(length): _state(model, length) for length in lengths},
     }

@@ -504,12 +504,35 @@ def summarise_decoding(records: Sequence[Record], size: Size) -> Summary:
     notes = [
         "Models of the needle map; what is kept counted at four bytes a number. What does not grow "
         "is timed once, as generate writes; a cache that grows, a token at a time.",
-        "On a GPU a step of VORT, Mixture or Exponential is recorded and replayed as one CUDA "
-        "graph; steps of other rows are launched kernel by kernel, which is most of their time. "
-        "So rows are to be compared by how they grow with the text, not with each other.",
+        *_recorded_note(records),
     ]
     labels = {record["cell"]["model"]: _label(record["cell"]["model"]) for record in records}
     return Summary([sheet], notes=notes, labels=labels)
+
+
+def _recorded_note(records: Sequence[Record]) -> list[str]:
+    """Whose steps cost their kernels alone, and whose cost their launches; nothing on a CPU."""
+    found = {row_of(record): _is_recorded(record) for record in records}
+    rows, others = (
+        [_label(row) for row, recorded in found.items() if recorded is wanted]
+        for wanted in (True, False)
+    )
+    if not rows or not others:
+        return []
+    return [
+        f"On a GPU a step of these rows is recorded and replayed as one CUDA graph: "
+        f"{', '.join(rows)}. Steps of the others are launched kernel by kernel, which is most of "
+        "their time: compare these by how they grow with the text, not with the first."
+    ]
+
+
+def _is_recorded(record: Record) -> bool:
+    found = record["decoding"]
+    if "recorded" in found:
+        return bool(found["recorded"])
+    # Cells of before did not say; then it was what calls `retention`, in all layers.
+    steady = len(set(found["state_numbers"].values())) == 1
+    return steady and record["model"].get("memory", "vort") in ("vort", "mixture", "exponential")
 
 
 DECODING = Experiment(
