@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -66,6 +67,25 @@ def test_steps_equal_the_whole_sequence(changes: dict[str, Any], made: list[int]
     for index, state in whole_cache.states.items():
         for name, x in state.items():
             torch.testing.assert_close(cache.states[index][name], x, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("bias", [-200.0, 200.0])
+@torch.no_grad()
+def test_gates_and_orders_at_their_ends_are_the_models_and_warn_of_nothing(
+    bias: float, made: list[int]
+) -> None:
+    model, ids = model_of(output_gate=True), tokens(1, LENGTH)
+    for block in model.model.layers:
+        block.self_attn.memory.router.order.bias.fill_(bias)  # an order of 1, or the smallest
+        block.self_attn.memory.router.gates.write.bias.fill_(-bias / 10)
+        block.self_attn.g_proj.weight.mul_(3000)
+        block.mlp.gate_proj.weight.mul_(3000)
+        block.mlp.down_proj.weight.div_(3000)
+    with np.errstate(all="raise"):
+        found, _ = logits_of(model, ids)
+    assert made == ids[0, 2:].tolist()
+    whole = model(ids).logits[0, 2:]
+    torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +169,8 @@ def test_a_cache_that_a_step_fails_with_goes_on(monkeypatch: pytest.MonkeyPatch)
     expected, _ = logits_of(model, ids)
     _, cache = logits_of(model, ids[:, :-2])
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "linalg", None)
-        with pytest.raises(AttributeError):
+        patch.setattr(plain_step._Block, "_weigh", None)
+        with pytest.raises(TypeError):
             model(ids[:, -1:], past_key_values=cache, use_cache=True)
     for t in (-2, -1):
         last = ids[:, t:] if t == -1 else ids[:, t:-1]
