@@ -80,6 +80,7 @@ def test_heads_side_by_side_give_the_bits_of_one_thread(
 
     monkeypatch.setattr(op, "run_side_by_side", counted)
     monkeypatch.setattr(op, "LARGE", 1 << 17)
+    monkeypatch.setattr(op, "LARGE_BY_ONE", 1 << 17)
     found = _train(shape, packed, gated, normalizer)
     assert parts == [2, 2]  # forward and backward
     torch.set_num_threads(1)

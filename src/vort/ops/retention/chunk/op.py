@@ -22,9 +22,10 @@ from vort.ops.side_by_side import run_side_by_side, threads_here
 
 __all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]
 
-# Numbers in the spread keys of a call that is worth the way to other threads: measured on two idle
-# cores, 2,048 tokens of 4 heads (1 << 22) are not, 8,192 are as fast either way.
-LARGE = 1 << 23
+# Numbers in the spread keys of a call that is worth the way to other threads, measured on two idle
+# cores: with MKL 2,048 tokens of 4 heads (1 << 22) are not, 8,192 are as fast either way. Where
+# products are one thread's, see `vort.ops.products`, 512 tokens are.
+LARGE, LARGE_BY_ONE = 1 << 23, 1 << 20
 
 
 def retention_chunk(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
@@ -128,7 +129,8 @@ def _forward(inputs: Inputs) -> Tensors:
 def _for_heads(work: Work, run: Callable[[Work, slice], None]) -> None:
     """Run the work of all heads, on a CPU in as many parts at once as there are threads."""
     parts = 1
-    if work.inputs.q.device.type == "cpu" and work.size >= LARGE:
+    least = LARGE_BY_ONE if one_by_one(work.inputs.q) else LARGE
+    if work.inputs.q.device.type == "cpu" and work.size >= least:
         parts = min(threads_here(), work.heads)
     if parts == 1:
         run(work, slice(None))
