@@ -33,6 +33,33 @@ loaded = ModelManager(trust_remote_code=True, device="cpu").load_model_and_proce
 print([type(x).__name__ for x in loaded], flush=True)
 os._exit(0)  # its timer would keep the process for minutes
 """
+# What is remembered from a call in inference mode must serve one that trains.
+TRAIN_LATER = """
+import torch
+from vort.models import VortConfig, VortForCausalLM
+
+sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "sliding_window": 8}
+ids = torch.randint(256, (2, 70))
+mask, bounds = torch.ones_like(ids), torch.tensor([0, 30, 30, 140])
+mask[0, :9] = 0
+calls = [
+    {"input_ids": ids},
+    {"input_ids": ids, "attention_mask": mask},
+    {"input_ids": ids.view(1, -1), "cu_seqlens": bounds},
+]
+kinds = [{"memory": name} for name in ("vort", "mixture", "gla", "gated_delta")]
+for changes in (*kinds, {"routing": "banks", "num_banks": 3}, {"feature_map": "favor"}):
+    model = VortForCausalLM(VortConfig(**sizes, **changes)).eval()
+    with torch.inference_mode():
+        for call in calls:
+            model(**call, labels=call["input_ids"])
+        model.generate(ids[:1], max_new_tokens=4, do_sample=False)
+    model.train()
+    for call in calls:
+        model(**call, labels=call["input_ids"]).loss.backward()
+    model.eval().generate(ids[:1], max_new_tokens=4, do_sample=False)
+    print("trained", flush=True)
+"""
 
 
 def finished(folder: Path, code: str, name: str) -> str:
@@ -76,3 +103,7 @@ def test_auto_classes_and_pipelines_need_no_import_by_hand(folder: Path) -> None
 def test_transformers_serve_loads_the_folder(folder: Path) -> None:
     pytest.importorskip("transformers.cli.serving.model_manager")
     assert "['VortForCausalLM', 'ByteTokenizer']" in finished(folder, SERVE, f"{folder}@main")
+
+
+def test_a_process_that_began_in_inference_mode_may_train(tmp_path: Path) -> None:
+    assert finished(tmp_path, TRAIN_LATER, "").count("trained") == 6

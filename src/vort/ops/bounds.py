@@ -59,7 +59,8 @@ def made_once(
     if known is None or known.bounds() is not bounds or known.state != state:
         known = _last = _Known(ref(bounds, _forget), state, {})
     if name not in known.made:
-        known.made[name] = make()
+        with torch.inference_mode(False):  # else a later call that trains could not keep it
+            known.made[name] = make()
     found: Made = known.made[name]
     return found
 

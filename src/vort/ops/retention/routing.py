@@ -77,8 +77,9 @@ def _bank_rules(
     rules = [legendre_soe(float(order), scales, horizon, tolerance) for order in orders]
     weights = np.concatenate([rule.weights for rule in rules])
     rates = np.concatenate([rule.rates for rule in rules])
-    sizes = torch.tensor([rule.terms for rule in rules])
-    return torch.from_numpy(orders), sizes, torch.from_numpy(weights), torch.from_numpy(rates)
+    with torch.inference_mode(False):  # a later call may train
+        sizes = torch.tensor([rule.terms for rule in rules])
+        return torch.from_numpy(orders), sizes, torch.from_numpy(weights), torch.from_numpy(rates)
 
 
 def nearest_bank(order: Tensor, banks: Tensor) -> Tensor:

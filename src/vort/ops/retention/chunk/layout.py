@@ -217,9 +217,12 @@ class Workspace:
             buffer = self.buffers.get(key)
             if buffer is None or buffer.numel() < size or len(self.views) >= MOST_VIEWS:
                 self.views.clear()  # of a buffer that gives way, and whenever they are many
-            if buffer is None or buffer.numel() < size:
-                buffer = self.buffers[key] = self.like.new_empty(size)
-            view = self.views[place] = buffer[:size].view(shape)
+            # What is made in inference mode cannot be written to outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                if buffer is None or buffer.numel() < size:
+                    buffer = torch.empty(size, dtype=self.like.dtype, device=self.like.device)
+                    self.buffers[key] = buffer
+                view = self.views[place] = buffer[:size].view(shape)
         return view
 
     def close(self) -> None:

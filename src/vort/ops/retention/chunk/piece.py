@@ -176,9 +176,10 @@ def _tables(rates: Tensor, chunk: int, include_self: bool, gated: bool) -> Table
         key = (numbers, rates.shape, rates.dtype, chunk, include_self, gated)
     found = known.get(key)
     if found is None:
-        decays = Decays.of(rates, chunk, include_self)
-        workspace = Workspace(decays.power)
-        found = decays, (GatedWeights if gated else LagWeights)(decays, workspace)
+        with torch.inference_mode(False), torch.no_grad():  # a later call may train
+            decays = Decays.of(rates, chunk, include_self)
+            workspace = Workspace(decays.power)
+            found = decays, (GatedWeights if gated else LagWeights)(decays, workspace)
         if len(known) >= MOST_KNOWN:
             known.clear()
         known[key] = found
