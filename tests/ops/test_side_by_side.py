@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor
 
-from vort.ops import side_by_side
+from vort.ops import products, side_by_side
+from vort.ops.local_attention import block
 from vort.ops.retention import retention
 from vort.ops.retention.chunk import op
 from vort.ops.side_by_side import run_side_by_side, threads_here
@@ -90,6 +92,44 @@ def test_heads_side_by_side_give_the_bits_of_one_thread(
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("kv_heads", [2, 3, 6])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_heads_of_a_window_side_by_side_are_those_of_one_thread(
+    kv_heads: int, entropy: bool, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+
+    def counted(work: list[object]) -> None:
+        parts.append(len(work))
+        run_side_by_side(work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(block, "run_side_by_side", counted)
+    monkeypatch.setattr(products, "ONE_BY_ONE", True)
+    monkeypatch.setattr(block, "LARGE", 2**14)
+    q = torch.randn(2, 150, 6, 8)
+    k, v = torch.randn(2, 170, kv_heads, 8), torch.randn(2, 170, kv_heads, 12)
+    start = torch.arange(150) // 60 * 60 if bounded else None
+    valid = torch.rand(2, 170) > 0.2 if bounded else None
+    weights = torch.randn(2, 150, 6, 12), torch.randn(2, 150, 6)
+
+    def train() -> list[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        options = {"scale": 0.3, "start": start, "valid": valid, "return_entropy": entropy}
+        o, found = block.attend_blockwise(*leaves, 20, **options)  # type: ignore[arg-type]
+        loss = (o * weights[0]).sum()
+        if found is not None:
+            loss = loss + (found * weights[1]).sum()
+        return [o, *([] if found is None else [found]), *torch.autograd.grad(loss, leaves)]
+
+    apart = train()
+    assert parts == [2, 2]  # forward and backward
+    torch.set_num_threads(1)
+    for got, wanted in zip(apart, train(), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert parts == [2, 2]
+
+
 def test_parts_run_in_inference_mode_too() -> None:
     q = torch.rand(1, 600, 2, 32)
     write, log_decay = torch.rand(1, 600, 2, 8), -torch.logspace(-3, 0, 8)
@@ -152,3 +192,20 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         run_side_by_side([lambda: worked.append(1), lambda: worked.append(2)])
         os._exit(0 if sorted(worked) == [1, 2] else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_thread_that_began_in_inference_mode_may_train() -> None:
+    q, write = torch.rand(1, 90, 2, 16), torch.rand(1, 90, 2, 5)
+    log_decay, bounds = -torch.logspace(-3, 0, 5) / 3, torch.tensor([0, 40, 90])
+
+    def work() -> list[Tensor]:
+        with torch.inference_mode():  # the first that this thread is asked for
+            retention(q, q, q, write, log_decay, cu_seqlens=bounds, backend="chunk")
+        leaf = q.clone().requires_grad_()
+        o, _ = retention(leaf, leaf, leaf, write, log_decay, cu_seqlens=bounds, backend="chunk")
+        return [o.detach(), *torch.autograd.grad(o.square().sum(), leaf)]
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(work).result(60)
+    for got, wanted in zip(found, work(), strict=True):
+        assert torch.equal(got, wanted)
