@@ -219,7 +219,8 @@ def _for_heads(inputs: Inputs, run: Callable[[Inputs, slice], Tensors]) -> Tenso
         parts = min(threads_here(), heads)
     if parts == 1:
         return run(inputs, slice(None))
-    shared, found = q.shape[2] // heads, [()] * parts  # type: int, list[Tensors]
+    shared = q.shape[2] // heads
+    found: list[Tensors] = [()] * parts
 
     def work(part: int, first: int, last: int) -> None:
         of_keys, of_queries = slice(first, last), slice(first * shared, last * shared)
