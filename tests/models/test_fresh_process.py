@@ -38,7 +38,7 @@ TRAIN_LATER = """
 import torch
 from vort.models import VortConfig, VortForCausalLM
 
-sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "sliding_window": 8}
+sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "sliding_window": 8}
 ids = torch.randint(256, (2, 70))
 mask, bounds = torch.ones_like(ids), torch.tensor([0, 30, 30, 140])
 mask[0, :9] = 0
@@ -47,8 +47,7 @@ calls = [
     {"input_ids": ids, "attention_mask": mask},
     {"input_ids": ids.view(1, -1), "cu_seqlens": bounds},
 ]
-kinds = [{"memory": name} for name in ("vort", "mixture", "gla", "gated_delta")]
-for changes in (*kinds, {"routing": "banks", "num_banks": 3}, {"feature_map": "favor"}):
+for changes in ({}, {"memory": "gla"}, {"routing": "banks", "num_banks": 3}):
     model = VortForCausalLM(VortConfig(**sizes, **changes)).eval()
     with torch.inference_mode():
         for call in calls:
@@ -106,4 +105,4 @@ def test_transformers_serve_loads_the_folder(folder: Path) -> None:
 
 
 def test_a_process_that_began_in_inference_mode_may_train(tmp_path: Path) -> None:
-    assert finished(tmp_path, TRAIN_LATER, "").count("trained") == 6
+    assert finished(tmp_path, TRAIN_LATER, "").count("trained") == 3
