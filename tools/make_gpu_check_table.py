@@ -94,18 +94,18 @@ def table() -> str:
     for part in PARTS:
         mine = [name for name in planned if part_of(name[0]) == part]
         runs = {last[name].file: last[name].commit for name in mine if name in last}
-        files = [f"`{file}` ({runs[file]})" for file in FILES if file in runs]
+        files = [f"{_short(file)} ({runs[file]})" for file in FILES if file in runs]
         rows.append([part, *_both(mine, last, "float32"), *_both(mine, last, "bfloat16")])
         rows[-1].append(", ".join(files))
-    headings = ["part", "float32", "worst error", "bf16", "worst error", "files"]
+    headings = ["part", "float32", "worst error", "bf16", "worst error", "`gpu_check*.json`"]
     lines = [Sheet("", headings, rows).to_markdown().partition("\n\n")[2]]
     lines += ["Beyond its bound in a run, and what came after:", ""]
     for name, check in found:
         if not check.passed:
-            after = f"{last[name].error:.1e} in `{last[name].file}`"
+            after = f"{last[name].error:.1e} in {_short(last[name].file)}"
             if last[name] is check:
                 after = "not run again at this size"
-            told = f"{check.error:.1e} in `{check.file}`"
+            told = f"{check.error:.1e} in {_short(check.file)}"
             lines.append(f"- {' '.join(name)}, {check.where}: {told}; {after}.")
     missing = [name for name in planned if name not in last]
     lines += ["", f"Planned, and not run at the sizes they have now, {len(missing)} cases:", ""]
@@ -124,6 +124,11 @@ def _both(names: list[Name], last: dict[Name, Check], dtype: str) -> list[str]:
     run = [last[name] for name in mine if name in last]
     passed = f"{sum(check.passed for check in run)} of {len(mine)}"
     return [passed, f"{max(check.error for check in run):.1e}" if run else "–"]
+
+
+def _short(file: str) -> str:
+    """What a file has in its name beyond what all have: the first has nothing."""
+    return file.removeprefix("gpu_check").removeprefix("_") or "the first"
 
 
 def page() -> str:
