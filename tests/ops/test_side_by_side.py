@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
 
 import pytest
 import torch
@@ -23,6 +24,18 @@ def _two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+def counted(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parts each call of a module's op has had."""
+    parts: list[int] = []
+
+    def run(work: list[object]) -> None:
+        parts.append(len(work))
+        run_side_by_side(work)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "run_side_by_side", run)
+    return parts
 
 
 def _train(shape: tuple[int, ...], packed: bool, gated: bool, normalizer: str) -> list[Tensor]:
@@ -74,13 +87,7 @@ def test_heads_side_by_side_give_the_bits_of_one_thread(
     normalizer: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parts: list[int] = []
-
-    def counted(work: list[object]) -> None:
-        parts.append(len(work))
-        run_side_by_side(work)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(op, "run_side_by_side", counted)
+    parts = counted(op, monkeypatch)
     monkeypatch.setattr(op, "LARGE", 1 << 17)
     monkeypatch.setattr(op, "LARGE_BY_ONE", 1 << 17)
     found = _train(shape, packed, gated, normalizer)
@@ -98,13 +105,7 @@ def test_heads_side_by_side_give_the_bits_of_one_thread(
 def test_heads_of_a_window_side_by_side_are_those_of_one_thread(
     kv_heads: int, entropy: bool, bounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts: list[int] = []
-
-    def counted(work: list[object]) -> None:
-        parts.append(len(work))
-        run_side_by_side(work)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(block, "run_side_by_side", counted)
+    parts = counted(block, monkeypatch)
     monkeypatch.setattr(products, "ONE_BY_ONE", True)
     monkeypatch.setattr(block, "LARGE", 2**14)
     q = torch.randn(2, 150, 6, 8)

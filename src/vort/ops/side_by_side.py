@@ -12,7 +12,7 @@ from threading import Barrier, Lock
 
 import torch
 
-__all__ = ["run_side_by_side", "threads_here"]
+__all__ = ["cut", "run_side_by_side", "threads_here"]
 
 _crews: dict[tuple[int, int], ThreadPoolExecutor] = {}
 _lock = Lock()
@@ -25,6 +25,15 @@ def threads_here() -> int:
     if modes or not torch.backends.openmp.is_available():
         return 1
     return torch.get_num_threads()
+
+
+def cut(count: int, parts: int) -> list[slice]:
+    """So many parts of `count` things in a row, as equal as can be.
+
+    >>> cut(5, 2)
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    return [slice(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
 
 
 def run_side_by_side(parts: Sequence[Callable[[], None]]) -> None:

@@ -13,7 +13,6 @@ keys also with `before` blocks in front, so that every block has a full stretch.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.products import baddbmm, bmm, one_by_one
-from vort.ops.side_by_side import run_side_by_side, threads_here
+from vort.ops.side_by_side import cut, run_side_by_side, threads_here
 
 # Finite, because 0 * MASKED must be 0; far below any score, yet its products stay finite.
 MASKED = -1e20
@@ -222,13 +221,12 @@ def _for_heads(inputs: Inputs, run: Callable[[Inputs, slice], Tensors]) -> Tenso
     shared = q.shape[2] // heads
     found: list[Tensors] = [()] * parts
 
-    def work(part: int, first: int, last: int) -> None:
-        of_keys, of_queries = slice(first, last), slice(first * shared, last * shared)
-        mine = inputs._replace(q=q[:, :, of_queries], k=k[:, :, of_keys], v=v[:, :, of_keys])
-        found[part] = run(mine, of_queries)
+    def work(part: int, keys: slice) -> None:
+        queries = slice(keys.start * shared, keys.stop * shared)
+        mine = inputs._replace(q=q[:, :, queries], k=k[:, :, keys], v=v[:, :, keys])
+        found[part] = run(mine, queries)
 
-    bounds = [heads * part // parts for part in range(parts + 1)]
-    run_side_by_side([partial(work, i, *pair) for i, pair in enumerate(pairwise(bounds))])
+    run_side_by_side([partial(work, i, keys) for i, keys in enumerate(cut(heads, parts))])
     return tuple(
         None if each[0] is None else torch.cat(each, 2) for each in zip(*found, strict=True)
     )

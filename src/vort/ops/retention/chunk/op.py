@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from vort.ops.retention.chunk.readers import AskedInputs, Readers
 from vort.ops.retention.exact import retention_exact
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 from vort.ops.retention.state import RetentionState
-from vort.ops.side_by_side import run_side_by_side, threads_here
+from vort.ops.side_by_side import cut, run_side_by_side, threads_here
 
 __all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]
 
@@ -135,8 +134,7 @@ def _for_heads(work: Work, run: Callable[[Work, slice], None]) -> None:
     if parts == 1:
         run(work, slice(None))
         return
-    bounds = [work.heads * index // parts for index in range(parts + 1)]
-    each = [slice(*pair) for pair in pairwise(bounds)]
+    each = cut(work.heads, parts)
     run_side_by_side([partial(_run_part, work, heads, run) for heads in each])
 
 
