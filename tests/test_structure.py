@@ -25,7 +25,7 @@ ROOMS = (
     ("memories",),
     ("ops",),
     ("fractional",),
-    ("files", "names", "pretrained"),  # what every room may use
+    ("files", "names", "pretrained", "threads"),  # what every room may use
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 

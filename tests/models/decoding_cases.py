@@ -2,6 +2,8 @@
 pytest: `python -m tests.models.decoding_cases`.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -230,6 +232,9 @@ def prompts_of_a_shape_seen_before(dtype: torch.dtype, **changes: object) -> flo
 
 
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+# Where flash-linear-attention is installed its kernels read the whole sequence, and multiply
+# float32 as TF32; a step is computed in float32.
+ITS_KERNELS, TF32 = ("gla", "gla_scales", "mamba2", "gated_delta"), 3e-3
 
 
 class Printed(dict[str, tuple[float, float]]):
@@ -279,7 +284,8 @@ def all_differences() -> dict[str, tuple[float, float]]:
         }
         for kind, changes in variants.items():
             error = steps_equal_the_uncached_forward(dtype, **changes)  # type: ignore[arg-type]
-            found[f"steps{kind}, {name}"] = (error, bound)
+            theirs = changes.get("memory") in ITS_KERNELS and find_spec("fla") is not None
+            found[f"steps{kind}, {name}"] = (error, max(bound, TF32) if theirs else bound)
         narrow = {"state_dtype": torch.bfloat16}
         for kind, changes in {"": {}, " without a window": {"sliding_window": 0}}.items():
             error = steps_equal_the_uncached_forward(dtype, **narrow, **changes)  # type: ignore[arg-type]

@@ -1,8 +1,6 @@
 """Products of a batch on a CPU: PyTorch's and NumPy's are one, and NumPy has only what it may."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -161,74 +159,3 @@ def test_local_attention_is_exact_by_both_roads(road: str) -> None:
         found.append([o, entropy, *torch.autograd.grad(loss, inputs)])
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
-
-
-class Library:
-    """What would be asked of OpenBLAS."""
-
-    def __init__(self) -> None:
-        self.threads = 7
-        self.seen: list[int] = []
-
-    def set(self, number: int) -> None:
-        self.threads = number
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Library:
-    made = Library()
-    monkeypatch.setattr(products, "_thread_numbers", lambda: (lambda: made.threads, made.set))
-    monkeypatch.setattr(products, "_one_thread", products._OneThread())
-    monkeypatch.setattr(products, "ONE_BY_ONE", True)
-    return made
-
-
-def test_a_batch_is_one_threads_and_the_others_come_back(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    matmul = np.matmul
-
-    def watched(*given: Any, **options: Any) -> Any:
-        library.seen.append(library.threads)
-        return matmul(*given, **options)
-
-    monkeypatch.setattr(np, "matmul", watched)
-    torch.testing.assert_close(bmm(torch.ones(3, 8, 8), torch.ones(3, 8, 8)).unique().item(), 8.0)
-    assert library.seen == [1]
-    assert library.threads == 7
-
-
-def test_the_last_to_go_gives_the_threads_back_whatever_went_wrong(library: Library) -> None:
-    both = threading.Barrier(2)
-
-    def work() -> None:
-        with products._one_thread:
-            both.wait(30)
-            assert library.threads == 1
-
-    def fail() -> None:
-        with products._one_thread:
-            both.wait(30)
-            raise RuntimeError
-
-    with ThreadPoolExecutor(2) as pool:
-        done = pool.submit(work), pool.submit(fail)
-        done[0].result(60)
-        with pytest.raises(RuntimeError):
-            done[1].result(60)
-    assert library.threads == 7
-
-
-def test_the_library_of_numpy_is_found_where_it_is_openblas() -> None:
-    configured = np.show_config(mode="dicts")
-    assert isinstance(configured, dict)
-    count, change = products._thread_numbers()
-    if "openblas" not in configured["Build Dependencies"]["blas"]["name"]:
-        pytest.skip("NumPy has another library")
-    before = count()
-    try:
-        change(1)
-        assert count() == 1
-    finally:
-        change(before)
-    assert count() == before

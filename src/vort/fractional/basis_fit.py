@@ -14,6 +14,7 @@ from numpy.polynomial.chebyshev import chebvander
 from numpy.typing import NDArray
 
 from vort.fractional.gl import gl_kernel
+from vort.threads import one_thread
 
 Array = NDArray[np.float64]
 
@@ -147,8 +148,9 @@ def fit_rates_and_polynomials(
     problem = Problem(horizon, terms, order_min, *grid)
     fit = problem.start(horizon)
     iterations = 15 if draft or terms > 40 else 25
-    for norm in (2, 4, 8) if draft else (2, 4, 8, 16, 32, 64, 128):
-        fit = _minimise_norm(problem, fit, norm, iterations)
+    with one_thread:
+        for norm in (2, 4, 8) if draft else (2, 4, 8, 16, 32, 64, 128):
+            fit = _minimise_norm(problem, fit, norm, iterations)
     rates = np.concatenate([[0.0], np.exp(fit.log_rates)])
     domain = [order_min, 1.0]
     powers = [Chebyshev(c, domain=domain).convert(kind=Polynomial).coef for c in fit.polynomials]

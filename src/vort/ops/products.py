@@ -5,14 +5,9 @@ through the batch itself, matrix by matrix: a microsecond or two for each, and f
 second factor is transposed, for matrices that take one. There the functions below let NumPy do it,
 whose loop is in C. Elsewhere, and for whatever PyTorch has to see, they are PyTorch's own.
 
-NumPy's library has threads of its own, which would share out every small matrix, and wait for each
-other after it: a batch is one thread's.
+A batch is one thread's: NumPy's library would share out every small matrix.
 """
 
-import ctypes
-import os
-from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -21,6 +16,7 @@ from torch import Tensor
 
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import transformed
+from vort.threads import one_thread
 
 __all__ = ["ONE_BY_ONE", "baddbmm", "baddbmm_", "bmm", "one_by_one"]
 
@@ -59,7 +55,7 @@ def bmm(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
         return torch.mul(a, b, out=out)
     if out is None:
         out = a.new_empty(len(a), a.shape[1], b.shape[2])
-    with _one_thread:
+    with one_thread:
         np.matmul(_array(a), _array(b), out=out.numpy())
     return out
 
@@ -87,59 +83,6 @@ def baddbmm_(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
     if a.shape[2] == 1:
         return c.addcmul_(a, b)
     return c.add_(bmm(a, b))
-
-
-class _OneThread:
-    """While somebody is within, NumPy's library keeps to the thread that calls it.
-
-    The number is the process's: the first to come sets it, the last to go gives it back. Where the
-    library is another than OpenBLAS nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._within, self._former = Lock(), 0, 1
-        self._count, self._set = _thread_numbers()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        """A process that was forked has none of the threads that were within."""
-        if self._within:
-            self._set(self._former)
-        self._lock, self._within = Lock(), 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._within == 0:
-                self._former = self._count()
-                self._set(1)
-            self._within += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._within -= 1
-            if self._within == 0:
-                self._set(self._former)
-
-
-def _thread_numbers() -> tuple[Callable[[], int], Callable[[int], object]]:
-    """How many threads NumPy's OpenBLAS may use, to be asked and set."""
-    try:
-        # A search in a module goes through what it is linked with.
-        library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
-    except (AttributeError, OSError):
-        return lambda: 1, lambda _: None
-    for begin in ("scipy_openblas", "openblas"):  # in NumPy's own wheels, and elsewhere
-        for end in ("64_", ""):
-            count = getattr(library, f"{begin}_get_num_threads{end}", None)
-            change = getattr(library, f"{begin}_set_num_threads{end}", None)
-            if count is not None and change is not None:
-                count.restype, change.restype, change.argtypes = ctypes.c_int, None, [ctypes.c_int]
-                return count, change
-    return lambda: 1, lambda _: None
-
-
-_one_thread = _OneThread()
 
 
 def _taken(a: Tensor, b: Tensor, *more: Tensor) -> bool:

@@ -23,6 +23,7 @@ from vort.lab.report.lens.codes import (
 )
 from vort.lab.report.lens.view import LayerView, TextView
 from vort.lab.report.standalone import one_line, standalone_page, visible
+from vort.threads import one_thread
 
 __all__ = ["LensText", "lens_page"]
 
@@ -51,6 +52,7 @@ class LensText:
     notes: Sequence[str] = ()
 
 
+@one_thread
 def lens_page(
     source: LensText,
     view: TextView,
