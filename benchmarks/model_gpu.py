@@ -27,7 +27,8 @@ Prefill: logits of the last token, with the cache after it.
 Decoding: `generate`, greedy, milliseconds a token between the 8th and the last; of VORT also the
 recorded step by itself (`step`: its replay, without what `generate` does around it), both with
 states in bfloat16, and `decode in turns`: texts after prompts of all lengths one after another,
-five times, since what a clock or a host does between two rows is more than what a length does.
+five times, since what a clock or a host does between two rows is more than what a length does;
+`later_ms` are medians of the last tokens of longer texts, when reading the prompt has long ended.
 """
 
 import argparse
@@ -194,7 +195,7 @@ def padded(model: Any, batch: int, length: int) -> dict[str, Any]:
     ends = torch.linspace(length / 8, length, batch, device="cuda").long()
     mask = (torch.arange(length, device="cuda") < ends[:, None]).long()
     share = round(mask.float().mean().item(), 4)
-    return {"share": share, **training(model, batch, length, mask=mask)}
+    return {"share": share, **training(model, batch, length, detailed=True, mask=mask)}
 
 
 def kernels(step: Callable[[], None]) -> dict[str, Any]:
@@ -236,9 +237,12 @@ def prefill(model: Any, batch: int, length: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def decode(
-    model: Any, ids: torch.Tensor, half_states: bool = False, **options: Any
-) -> tuple[float, float]:
-    """Milliseconds a token through `generate`, mean and median, from a streamer's calls."""
+    model: Any, ids: torch.Tensor, half_states: bool = False, more: int = 0, **options: Any
+) -> tuple[float, float, float]:
+    """Milliseconds a token through `generate`, mean and median, from a streamer's calls.
+
+    Those are of the first `NEW_TOKENS`; last the median of as many after `more` others.
+    """
     batch, times = len(ids), []
 
     class Clock:
@@ -256,13 +260,15 @@ def decode(
     if half_states:
         options["past_key_values"] = model.new_cache(state_dtype=torch.bfloat16)
     model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS + more, do_sample=False,
         streamer=Clock() if batch == 1 else None, stopping_criteria=[clock], **options,
     )  # fmt: skip
     torch.cuda.synchronize()
     last = time.perf_counter()
     apart = [1e3 * (b - a) for a, b in pairwise(times[8:])]
-    return (last - times[8]) / (NEW_TOKENS - 8) * 1e3, statistics.median(apart)
+    mean = 1e3 * (last - times[8]) / (NEW_TOKENS + more - 8)
+    first, later = apart[: NEW_TOKENS - 8], apart[8 - NEW_TOKENS :]
+    return mean, statistics.median(first), statistics.median(later)
 
 
 def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, Any]:
@@ -273,8 +279,8 @@ def decoding(model: Any, batch: int, length: int, **options: Any) -> dict[str, A
     torch.cuda.reset_peak_memory_stats()
     runs = [decode(model, ids, **options) for _ in range(1 if length > GROWS else 3)]
     # Means say what a text takes; medians, whether a step takes longer than another.
-    found = {"ms": statistics.median(mean for mean, _ in runs)}
-    found["median_ms"] = statistics.median(middle for _, middle in runs)
+    found = {"ms": statistics.median(mean for mean, _, _ in runs)}
+    found["median_ms"] = statistics.median(middle for _, middle, _ in runs)
     return found | {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
 
 
@@ -284,13 +290,19 @@ def in_turns(model: Any, lengths: list[int], rounds: int = 5) -> dict[str, Any]:
     prompts = {n: torch.randint(VOCABULARY, (1, n), device="cuda") for n in lengths}
     for ids in prompts.values():
         decode(model, ids)
-    times: dict[int, list[float]] = {n: [] for n in lengths}
+    runs: dict[int, list[tuple[float, float, float]]] = {n: [] for n in lengths}
     for number in range(rounds):
         for n in lengths if number % 2 == 0 else reversed(lengths):
-            times[n].append(decode(model, prompts[n])[1])
-    found = {str(n): statistics.median(each) for n, each in times.items()}
-    least = min(found.values())
-    return {"median_ms": found, "most_to_least": max(found.values()) / least, "rounds": rounds}
+            runs[n].append(decode(model, prompts[n], more=4 * NEW_TOKENS))
+
+    def medians(at: int) -> dict[str, float]:
+        return {str(n): statistics.median(run[at] for run in each) for n, each in runs.items()}
+
+    first, later = medians(1), medians(2)
+    found: dict[str, Any] = {"median_ms": first, "later_ms": later, "rounds": rounds}
+    found["most_to_least"] = max(first.values()) / min(first.values())
+    found["later_most_to_least"] = max(later.values()) / min(later.values())
+    return found
 
 
 @torch.no_grad()
