@@ -51,11 +51,9 @@ def retention_step(
     written = write.unsqueeze(-1) * k.unsqueeze(-2)
 
     # The change is small beside the state: it is summed up first, so that one rounding follows.
-    change = (state.G * forget[..., None, None]).view(batch * heads, rows, value_dim)
-    change = change.baddbmm_(
-        written.view(batch * heads, rows, 1), v.reshape(batch * heads, 1, value_dim)
-    )
-    G = _add(state.G, change.view(state.G.shape), inplace and include_self)
+    change = written.unsqueeze(-1) * v[:, :, None, None]
+    change.addcmul_(state.G, forget[..., None, None])
+    G = _add(state.G, change, inplace and include_self)
     b = state.b
     if b is not None:
         counted = k.unsqueeze(2)
