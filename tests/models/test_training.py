@@ -1,15 +1,19 @@
 """A recorded step: the gradients of a plain one, and what it refuses."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
 from vort.models import RecordedStep, VortConfig, VortForCausalLM
+from vort.ops.padding import not_looking
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -82,6 +86,91 @@ def trained(subject: VortForCausalLM, recorded: bool, steps: int = 12) -> list[f
         optimizer.zero_grad()
     assert step.recorded == recorded
     return losses
+
+
+def padded(device: str = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
+    """Rows of all tokens, of some after padding, and of some before it."""
+    found = batch(40, device, seed)
+    ids = torch.cat([found["input_ids"], found["input_ids"][:1]])
+    mask = torch.ones_like(ids)
+    mask[1, : 5 + seed], mask[2, 17 + seed :] = 0, 0
+    labels = ids.masked_fill(mask == 0, -100)
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+
+class Looks(TorchDispatchMode):
+    """Counts how often numbers are asked for, or shapes that depend on them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += str(function).startswith(("aten._local_scalar_dense", "aten.nonzero"))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("memory", ["vort", "mixture", "gla", "softmax", "none"])
+def test_a_mask_is_not_looked_at_in_a_step_that_is_to_be_recorded(memory: str) -> None:
+    subject = model(memory=memory)
+    for given in (padded(), batch() | {"attention_mask": torch.ones(2, 40)}):
+        wanted_loss = subject(**given).loss
+        wanted_loss.backward()
+        wanted = gradients(subject)
+        subject.zero_grad()
+        with Looks() as without:  # on a CPU some look at their rates
+            subject(**{name: x for name, x in given.items() if name != "attention_mask"})
+        with not_looking(), Looks() as looks:
+            loss = subject(**given).loss
+            loss.backward()
+        assert looks.count == without.count
+        torch.testing.assert_close(loss, wanted_loss)
+        found = gradients(subject)
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+        subject.zero_grad()
+    with Looks() as looks:
+        subject(**padded())
+    assert looks.count > without.count
+
+
+def test_what_broke_a_recording_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def broken(*args: Any, **options: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("failed due to a previous error")
+
+    monkeypatch.setattr(torch.cuda, "graph", broken)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+
+    def loss(given: Any) -> torch.Tensor:
+        raise RuntimeError("a number was asked for\nand more")
+
+    layer = nn.Linear(1, 1)
+    step = RecordedStep(layer, loss)
+    try:
+        raise KeyError("of no concern")
+    except KeyError:
+        with pytest.warns(UserWarning, match="as usual: a number was asked for$"):
+            assert step._record({}, list(layer.parameters())) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory", ["vort", "mixture", "softmax"])
+def test_padded_batches_are_recorded_whatever_their_padding(memory: str) -> None:
+    subject = model(memory=memory).cuda()
+    step = RecordedStep(subject)
+    for number in range(8):
+        given = padded("cuda", number)
+        subject(**given).loss.backward()
+        wanted = gradients(subject)
+        subject.zero_grad()
+        step(given)
+        for name, gradient in gradients(subject).items():
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5)
+        subject.zero_grad()
+    assert step.recorded
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ from vort.ops.asked import Asked, check_places, check_range, norm_of_asked
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import has_triton, transformed
 from vort.ops.linear import is_plain, is_watched, linear_cross_entropy, products
-from vort.ops.padding import present
+from vort.ops.padding import may_look, present
 
 __all__ = ["VortBlock", "VortForCausalLM", "VortMLP", "VortModel", "mlp_width"]
 
@@ -324,7 +324,7 @@ class VortModel(VortPreTrainedModel):
 
         On a GPU nothing is computed for padding then, and every layer is the one of packed rows.
         """
-        if cache is not None or not packs_well(hidden):
+        if cache is not None or not packs_well(hidden) or not may_look(mask):
             return None
         # Others take packed rows a sequence at a time; and whoever looks on expects rows.
         known = all(
@@ -585,9 +585,7 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     if attention_mask is None:
         return None
     mask = present(attention_mask, *hidden.shape[:2])
-    if torch.compiler.is_compiling() or not bool(mask.all()):
-        return mask
-    return None
+    return None if may_look(mask) and bool(mask.all()) else mask
 
 
 def packs_well(hidden: Tensor) -> bool:

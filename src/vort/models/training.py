@@ -6,6 +6,7 @@ recorded once, they cost the host one call.
 """
 
 import gc
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from vort.ops.padding import not_looking
 
 __all__ = ["RecordedStep"]
 
@@ -42,6 +45,10 @@ class RecordedStep:
     and any other computed as usual. Weights may change in place, as optimisers change them; what
     changes more (a layer frozen, `eval()`, another autocast or horizon, weights put elsewhere)
     records anew. On a CPU nothing is recorded.
+
+    A recording is for whatever mask comes: rows are computed with their padding, which `model` by
+    itself would leave out on a GPU. Packed sequences are as many as they are, and computed as usual
+    (with a warning, as all that cannot be recorded).
 
     Gradients are written, not added: they must be gone (`optimizer.zero_grad()`) before the next
     step. Recordings keep the memory of the largest step, and gradients for each shape. Hooks are
@@ -98,12 +105,17 @@ class RecordedStep:
         if known is not None and not _is_hooked(self.model):
             return self._replay(known, given, parameters)
         self._times[shape] += 1
-        if self._times[shape] > BEFORE and self._may_record(given):
+        if not self._may_record(given):
+            return self._compute(given)
+        if self._times[shape] > BEFORE:
             recording = self._record(given, parameters)
-            if recording is not None:
-                self._recordings[shape] = recording
-                return self._replay(recording, given, parameters)
-        return self._compute(given)
+            if recording is None:
+                return self._compute(given)
+            self._recordings[shape] = recording
+            return self._replay(recording, given, parameters)
+        # By the kernels that will be recorded: compiled here, they need not be there.
+        with not_looking():
+            return self._compute(given)
 
     def _compute(self, batch: Batch) -> Tensor:
         """As usual, but on the stream of the recording.
@@ -161,14 +173,15 @@ class RecordedStep:
         graph = torch.cuda.CUDAGraph()
         # Other threads go on: one of them may be pinning the memory of batches to come.
         options: Any = {"stream": self._stream, "capture_error_mode": "thread_local"}
+        outside = sys.exception()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, **options):
+            with not_looking(), torch.cuda.graph(graph, pool=self._pool, **options):
                 loss = _backward(self.loss(inputs))
         except RuntimeError as problem:
             self._never = True
             for p in parameters:
                 p.grad = None
-            reason = str(problem).strip().split("\n")[0]
+            reason = str(_first(problem, outside)).strip().split("\n")[0]
             warnings.warn(
                 f"the step cannot be recorded and is computed as usual: {reason}", stacklevel=3
             )
@@ -190,6 +203,16 @@ def _backward(loss: Tensor) -> Tensor:
     """Gradients of a loss, and the loss without what they came from."""
     loss.backward()
     return loss.detach()
+
+
+def _first(problem: BaseException, outside: BaseException | None) -> BaseException:
+    """What went wrong first: the end of a recording complains of what broke it, too.
+
+    outside: what was being dealt with when the recording began.
+    """
+    while problem.__context__ not in (None, outside):
+        problem = problem.__context__
+    return problem
 
 
 def _is_hooked(*modules: nn.Module) -> bool:

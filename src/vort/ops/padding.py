@@ -4,12 +4,34 @@ A decaying memory must not only ignore a padded position, it must not grow older
 real tokens of each row moved to its front, what comes before a token is exactly its past.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Padding", "keep_last", "pad_packed", "present"]
+__all__ = ["Padding", "keep_last", "may_look", "not_looking", "pad_packed", "present"]
+
+_looks = ContextVar("_looks", default=True)
+
+
+@contextmanager
+def not_looking() -> Iterator[None]:
+    """Within, masks are taken as they are, whatever is in them: a recorded step is for all."""
+    before = _looks.set(False)
+    try:
+        yield
+    finally:
+        _looks.reset(before)
+
+
+def may_look(mask: Tensor) -> bool:
+    """Whether a number of it may be asked for: not where something traces or records."""
+    if torch.compiler.is_compiling() or not _looks.get():
+        return False
+    return not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 class Padding(NamedTuple):
@@ -38,7 +60,7 @@ class Padding(NamedTuple):
         if attention_mask is None:
             return None
         mask = present(attention_mask, batch, length).bool()
-        if not torch.compiler.is_compiling() and bool(mask.all()):
+        if may_look(mask) and bool(mask.all()):
             return None
         order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
         lengths = mask.sum(1)

@@ -232,7 +232,8 @@ class Run:
 
     def backward(self, batch: dict[str, Tensor]) -> Tensor:
         """The loss of a piece of a batch, detached; its gradients are added to the model's."""
-        if self.recorded is not None:
+        # Packed rows hold another number of sequences every time.
+        if self.recorded is not None and "position_ids" not in batch:
             return self.recorded(batch)
         with self.precision():
             loss: Tensor = self.scorer(batch)["loss"]
