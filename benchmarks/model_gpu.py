@@ -239,9 +239,9 @@ def prefill(model: Any, batch: int, length: int) -> dict[str, Any]:
 def decode(
     model: Any, ids: torch.Tensor, half_states: bool = False, more: int = 0, **options: Any
 ) -> tuple[float, float, float]:
-    """Milliseconds a token through `generate`, mean and median, from a streamer's calls.
+    """Milliseconds a token through `generate`, from a streamer's calls.
 
-    Those are of the first `NEW_TOKENS`; last the median of as many after `more` others.
+    The mean of all, the median of the first `NEW_TOKENS`, and of as many after `more` others.
     """
     batch, times = len(ids), []
 
