@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from vort.lab.report.figures.style import SURFACE, canvas, figure
 __all__ = ["draw_by_state", "draw_needle_maps"]
 
 Map = Sequence[Sequence[float | None]]
+# Beside each other on a page; more go below.
+_MAPS_IN_A_ROW = 6
 
 
 def draw_needle_maps(
@@ -23,6 +26,8 @@ def draw_needle_maps(
 ) -> None:
     """Percent by length (across) and depth (down): a column a model, a row a kind of question.
 
+    More models than fit beside each other go on below.
+
     Args:
         path: of the picture.
         maps: by model and kind, a list of depths for each length; None: not measured.
@@ -31,32 +36,44 @@ def draw_needle_maps(
         kinds: their names for people.
         trained: the longest length in training.
     """
-    wide = 1.1 + 2.5 * len(maps)
-    with canvas(path, wide, 0.7 + 2.5 * len(kinds)) as drawing:
-        axes = drawing.subplots(len(kinds), len(maps), squeeze=False, sharex=True, sharey=True)
+    kept = list(maps.items())
+    bands = [kept[first : first + _MAPS_IN_A_ROW] for first in range(0, len(kept), _MAPS_IN_A_ROW)]
+    columns = max((len(band) for band in bands), default=1)
+    rows = max(len(bands), 1) * len(kinds)
+    with canvas(path, 1.1 + 2.5 * columns, 0.7 + 2.6 * rows) as drawing:
+        axes = drawing.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         image = None
-        for column, (label, of_model) in enumerate(maps.items()):
-            axes[0, column].set_title(_wrapped(label), fontsize=9)
-            for axis, kind in zip(axes[:, column], kinds, strict=True):
-                values = np.array(
-                    [[np.nan if x is None else x for x in row] for row in of_model[kind]]
-                ).T
-                axis.set_facecolor("#dddddd")
-                image = axis.imshow(values, aspect="auto", cmap=SURFACE, vmin=0, vmax=100)
-                axis.grid(visible=False)
-                longest = np.searchsorted(lengths, trained, side="right") - 0.5
-                if longest > -0.5:
-                    axis.axvline(longest, color="white", ls="--", lw=1.2)
-        for axis, words in zip(axes[:, 0], kinds.values(), strict=True):
-            axis.set_ylabel(f"{words}\ndepth", fontsize=9)
-            shown = range(0, len(depths), 3)
-            axis.set_yticks(list(shown), [f"{depths[place]:.0%}" for place in shown], fontsize=8)
-        for axis in axes[-1]:
-            names = [_short(length) for length in lengths]
-            axis.set_xticks(range(len(lengths)), names, fontsize=8)
-            axis.set_xlabel("tokens", fontsize=9)
+        for number, band in enumerate(bands):
+            block = axes[number * len(kinds) : (number + 1) * len(kinds)]
+            for axis in block[:, len(band) :].flat:
+                axis.set_visible(False)
+            for column, (label, of_model) in enumerate(band):
+                block[0, column].set_title(_wrapped(label), fontsize=9)
+                for axis, kind in zip(block[:, column], kinds, strict=True):
+                    image = _draw_map(axis, of_model[kind], lengths, trained)
+                below = block[-1, column]
+                names = [_short(length) for length in lengths]
+                below.set_xticks(range(len(lengths)), names, fontsize=8)
+                below.tick_params(labelbottom=True)
+                below.set_xlabel("tokens", fontsize=9)
+            for axis, words in zip(block[:, 0], kinds.values(), strict=True):
+                axis.set_ylabel(f"{words}\ndepth", fontsize=9)
+                shown = range(0, len(depths), 3)
+                axis.set_yticks(list(shown), [f"{depths[at]:.0%}" for at in shown], fontsize=8)
         if image is not None:
             drawing.colorbar(image, ax=axes, label="right (%)", shrink=0.7)
+
+
+def _draw_map(axis: Any, found: Map, lengths: Sequence[int], trained: int) -> Any:
+    """One model's answers of one kind; dashed, the longest length in training."""
+    values = np.array([[np.nan if x is None else x for x in row] for row in found]).T
+    axis.set_facecolor("#dddddd")
+    image = axis.imshow(values, aspect="auto", cmap=SURFACE, vmin=0, vmax=100)
+    axis.grid(visible=False)
+    longest = np.searchsorted(lengths, trained, side="right") - 0.5
+    if longest > -0.5:
+        axis.axvline(longest, color="white", ls="--", lw=1.2)
+    return image
 
 
 def _short(length: int) -> str:
