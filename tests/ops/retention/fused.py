@@ -157,10 +157,23 @@ def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> d
     # Programs of the interpreter run one after another, always alike: a second run says nothing.
     again = got if device == "cpu" else outputs_and_gradients("triton", case, inputs)
     truth = outputs_and_gradients("exact", case, inputs, torch.float64)
+    errors = _distances(got, truth)
+    for name, x in got.items():
+        if not torch.equal(x, again[name]):
+            errors[f"{name} differs between two runs"] = float("nan")
+    return errors
+
+
+def rounding_errors(case: Case, seed: int) -> dict[str, float]:
+    """What the equation itself loses on such a draw, step by step in float32."""
+    inputs = make_inputs(case, torch.float32, "cpu", seed)
+    truth = outputs_and_gradients("exact", case, inputs, torch.float64)
+    return _distances(outputs_and_gradients("recurrent", case, inputs), truth)
+
+
+def _distances(got: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
     errors = {}
     for name, x in truth.items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
         # one token has no lags: its decay gradient is zero, and only its size can be checked
         size = x.norm().clamp_min(1.0 if x.norm() < 1e-9 else 1e-30)
         difference = (got[name].double() - x).norm() / size

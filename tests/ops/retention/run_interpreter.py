@@ -2,6 +2,10 @@
 
 A process of its own, because Triton decides whether to interpret when it is imported, for all
 kernels of the process.
+
+An error is allowed to 2e-6, or to twice what the same equation loses step by step in float32 on the
+same draw: where a normaliser takes out nearly all of dq (a token that sees one other: all of it),
+digits go in any float32, and how many depends on the machine's order of summation.
 """
 
 import sys
@@ -16,6 +20,7 @@ from tests.ops.retention.fused import (
     compiled_difference,
     errors_in_few_parts,
     relative_errors,
+    rounding_errors,
     slow_decay_error,
     step_errors,
     wrongly_left_out,
@@ -26,10 +31,14 @@ BOUND = 2e-6
 
 def main(part: int, parts: int) -> None:
     poison_memory()
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    allowed: dict[str, dict[str, float]] = {}
     for seed, case in enumerate(INTERPRETER_CASES):
         if seed % parts == part:
-            found[case.name] = relative_errors(case, torch.float32, "cpu", seed)
+            errors = found[case.name] = relative_errors(case, torch.float32, "cpu", seed)
+            if not max(errors.values()) <= BOUND:
+                plain = rounding_errors(case, seed)
+                allowed[case.name] = {name: max(BOUND, 2 * x) for name, x in plain.items()}
     if part == 0:
         found["few parts"] = errors_in_few_parts("cpu")
     if part == parts - 1:
@@ -44,7 +53,7 @@ def main(part: int, parts: int) -> None:
         f"{case}: {name}": error
         for case, errors in found.items()
         for name, error in errors.items()
-        if not error <= BOUND
+        if not error <= allowed.get(case, {}).get(name, BOUND)
     }
     for name, error in failed.items():
         print(f"{name} off by {error:.1e}")

@@ -9,7 +9,6 @@ from vort.ops.gpu.parts import (
     fence_loads,
     finished,
     keep_branch,
-    load_column,
     load_rows,
     narrow,
     store_rows,
@@ -18,6 +17,7 @@ from vort.ops.gpu.parts import (
 
 from .tiles import (
     column_factors,
+    column_of,
     later,
     load_normalizer,
     load_rates,
@@ -73,10 +73,15 @@ def output_kernel(
     since = (at + block * BT + 1).to(tl.float32)
 
     rates = load_rates(log_decay, h, rate_h, scales, S)
+    # what comes after the states is asked for before them
+    if NORM == 1:
+        bt = load_normalizer(b, slot, scales, S, K, BK).to(dtype)
+    fades = tl.exp2(rates[None, :] * since[:, None])
+    if HAS_READ:
+        readt = load_scales(read, t0, n, h, H, scales, S, BT)
+        fades *= readt
     for s in range(remembered(rates, block * BT, S, SP)):
-        f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
-        if HAS_READ:
-            f *= load_column(read, t0, n, h, H, s, S, BT)
+        f = column_of(fades, s, SP)
         g = load_state(G, slot * S + s, 0, vb * BV, K, V, BK, BV)
         fence_loads(s)
         # scaled after the product: q stays put as an operand, and is not rounded S times
@@ -85,16 +90,11 @@ def output_kernel(
     den = tl.zeros([BT], dtype=tl.float32)
     row = row_factors(rates, 0, BT)
     if HAS_READ:
-        readt = load_scales(read, t0, n, h, H, scales, S, BT)
         row *= readt
     if NORM == 1:
-        bt = load_normalizer(b, slot, scales, S, K, BK).to(dtype)
         # not q b^T: see _sums in states.py
         qb = tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
-        qb *= tl.exp2(rates[None, :] * since[:, None])
-        if HAS_READ:
-            qb *= readt
-        den += tl.sum(qb, axis=1)
+        den += tl.sum(qb * fades, axis=1)
     elif NORM == 2:
         ks = tl.arange(0, BK)
         b0 = tl.load(b + slot * K + ks, mask=ks < K, other=0.0)

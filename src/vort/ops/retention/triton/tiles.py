@@ -79,6 +79,15 @@ def remembered(rates, tokens, S: tl.constexpr, SP: tl.constexpr):
 
 
 @triton.jit
+def column_of(x, s, SP: tl.constexpr):
+    """Column ``s`` of a tile ``[BT, SP]`` in registers.
+
+    A load that no product takes is not asked for ahead by the compiler: a step would wait for it.
+    """
+    return tl.sum(tl.where(tl.arange(0, SP)[None, :] == s, x, 0.0), axis=1)
+
+
+@triton.jit
 def load_state(
     ptr, slot, row0, col0, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
 ):
