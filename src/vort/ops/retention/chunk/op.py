@@ -21,9 +21,9 @@ from vort.ops.side_by_side import cut, run_side_by_side, threads_here
 
 __all__ = ["AskedInputs", "retention_chunk", "retention_of_asked"]
 
-# Numbers in the spread keys of a call that is worth the way to other threads, measured on two cores:
-# with MKL 2,048 tokens of 4 heads, while 1,024 are as fast either way and 512 slower. Where products
-# are one thread's, see `vort.ops.products`, 512 are.
+# Numbers in the spread keys of a call that is worth the way to other threads, measured on two
+# cores: with MKL 2,048 tokens of 4 heads; 1,024 are as fast either way, and 512 slower. Where
+# products are one thread's, see `vort.ops.products`, 512 are.
 LARGE, LARGE_BY_ONE = 1 << 22, 1 << 20
 
 
