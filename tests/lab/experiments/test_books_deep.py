@@ -32,11 +32,14 @@ def shelf(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["books_deep", "books_deeper"])
 def test_rows_have_equally_many_parameters_within_a_hundredth(name: str) -> None:
     task, sizes = make_task("books"), {}
-    for cell in EXPERIMENTS[name].cells("paper", BOOKS)[: len(ROWS)]:
+    cells = {cell.model: cell for cell in EXPERIMENTS[name].cells("paper", BOOKS)}
+    for cell in cells.values():
         with torch.device("meta"):
             model = VortForCausalLM(model_config(task, cell.config))
         sizes[cell.model] = sum(x.numel() for x in model.parameters())
-    assert tuple(sizes) == ROWS
+    asked = {"vort", *LINEAR, "softmax", "hybrid_vort", "hybrid_gla"}
+    assert asked <= set(sizes) <= set(ROWS)
+    assert name != "books_deep" or tuple(sizes) == ROWS
     assert max(sizes.values()) / min(sizes.values()) < 1.01, sizes
 
 

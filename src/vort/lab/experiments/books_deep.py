@@ -56,12 +56,13 @@ _SPREAD = (
 )
 # What VORT with fewer windows is held against: rivals that have as few.
 _FEW_WINDOWS = ("exponential_first_window", "mixture_rates_first_window")
-# A picture of all rows is one of none.
-_NOT_DRAWN = ("vort_first_window", *_FEW_WINDOWS, "vort_even")
-# Left to the size that can tell them from rows with a window in every layer.
-_LACKS: dict[Size, tuple[str, ...]] = {
-    "laptop": ("vort_first_window", *_FEW_WINDOWS, "vort_even"),
-    "paper": (),
+# Rows beside the question which memory is best: fewer windows, and how heads begin to read. They
+# are left to the size that can tell them apart and to the models of which there are three seeds,
+# and out of the picture: one of all rows is one of none.
+_BESIDE = ("vort_first_window", *_FEW_WINDOWS, "vort_even")
+_LACKS: dict[tuple[str, Size], tuple[str, ...]] = {
+    ("books_deep", "laptop"): _BESIDE,
+    ("books_deeper", "paper"): _BESIDE,
 }
 # Rivals whose time is linear in length.
 LINEAR = (
@@ -152,7 +153,7 @@ def cells(experiment: str, size: Size, data: Path | None = None) -> list[Cell]:
         for task in with_books(_TASK[size], size, data)
         for seed in _SEEDS[experiment][size]
         for row in ROWS
-        if row not in _LACKS[size]
+        if row not in _LACKS.get((experiment, size), ())
     ]
 
 
@@ -198,7 +199,7 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         sheet for length in lengths for sheet in [differences_sheet(length, planned)] if sheet.rows
     ]
     claims = _claims(planned, lengths, trained)
-    drawn = {row: kept for row, kept in planned.items() if row not in _NOT_DRAWN}
+    drawn = {row: kept for row, kept in planned.items() if row not in _BESIDE}
     curves = _curves(drawn, lengths[-1:])
 
     def draw(path: Path) -> None:
