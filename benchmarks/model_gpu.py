@@ -357,8 +357,6 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | N
         attempt(key, lambda b=batch, t=length, d=detailed, r=recorded: training(model, b, t, d, r))
     if how:
         return
-    batch, length = PADDED
-    attempt(f"train padded {batch}x{length}", lambda: padded(model, *PADDED))
     for batch, length in PREFILL:
         attempt(f"prefill {batch}x{length}", lambda b=batch, t=length: prefill(model, b, t))
     for batch, length in DECODING:
@@ -379,6 +377,9 @@ def measure(name: str, out: Path, found: dict[str, Any], only: str, run: int | N
     if plain.startswith("vort"):
         lengths = [length for batch, length in DECODING if batch == 1]
         attempt("decode in turns", lambda: in_turns(model, lengths))
+    # Last: peers choose their kernels again for packed rows, which may take minutes.
+    batch, length = PADDED
+    attempt(f"train padded {batch}x{length}", lambda: padded(model, *PADDED))
 
 
 def about() -> dict[str, str]:
