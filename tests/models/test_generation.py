@@ -1,4 +1,5 @@
 import copy
+import logging
 
 import pytest
 import torch
@@ -188,6 +189,17 @@ def test_generation_stops_at_a_string() -> None:
     free = model.generate(**prompt, max_new_tokens=8, **GREEDY)
     options = {"stop_strings": ["no model says this"], "tokenizer": tokenizer, **GREEDY}
     assert torch.equal(model.generate(**prompt, max_new_tokens=8, **options), free)
+
+
+@pytest.mark.parametrize(("memory", "reminded"), [("vort", False), ("softmax", True)])
+@torch.no_grad()
+def test_only_a_cache_that_grows_has_a_length_to_be_reminded_of(
+    memory: str, reminded: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = model_of(memory, max_position_embeddings=10)
+    model.generate(tokens(1, 8), max_new_tokens=9, **GREEDY)
+    assert ("predefined maximum length" in caplog.text) == reminded
 
 
 @torch.no_grad()

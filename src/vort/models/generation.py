@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationMixin, MaxLengthCriteria
 
 from vort.models.cache_vort import VortCache, wrong_cache
 from vort.models.decoding import is_steady
@@ -55,6 +55,18 @@ class VortGenerationMixin(GenerationMixin):
         if given is None and generation_config.use_cache is not False:
             static = generation_config.cache_implementation == "static"
             model_kwargs["past_key_values"] = self.new_cache(static=static)
+
+    def _get_stopping_criteria(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """`max_position_embeddings` ends nothing in a model whose state does not grow.
+
+        transformers would remind of it as a "predefined maximum length".
+        """
+        criteria = super()._get_stopping_criteria(*args, **kwargs)  # type: ignore[misc]
+        if self.model.keeps_state and not self.base_model.new_cache().grows:
+            for each in criteria:
+                if isinstance(each, MaxLengthCriteria):
+                    each.max_position_embeddings = None
+        return criteria
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """None: positions follow from what has been seen."""
