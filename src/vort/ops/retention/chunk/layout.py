@@ -61,7 +61,9 @@ class Plan:
         # A chunk is padded to its full length: do not spend 64 positions on sequences of 10.
         while chunk % (2 * SHORTEST) == 0 and chunk // 2 >= length / sequences:
             chunk //= 2
-        chunks = length // chunk + sequences
+        # Every packed sequence may end within a chunk; where, no shape says.
+        packed = inputs.cu_seqlens is not None
+        chunks = length // chunk + sequences if packed else -(-length // chunk)
         size = max(keys, values)
         # A position takes a row for each scale, and a handful of others whatever S is.
         num_scales = inputs.write.shape[-1]

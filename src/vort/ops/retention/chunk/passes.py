@@ -9,6 +9,7 @@ from vort.ops.products import baddbmm_, bmm, one_by_one
 from vort.ops.retention.chunk.piece import (
     Piece,
     Work,
+    beside_states,
     enter,
     flat,
     matrices,
@@ -59,18 +60,24 @@ def run_forward(work: Work, found: Found) -> None:
     """Fill in the results of a call."""
     layout, initial, state = work.layout, work.initial(), work.new_states(work.layout.rows)
     final = (found.G.copy_(initial[0]), found.b.copy_(initial[1]))
+    # Kept states that lie together are made where they are kept.
+    in_place = work.inputs.tracked and work.plan.kept_every == 1 and _lie_together(work)
     for start, stop in layout.pieces(work.per_piece):
         piece = Piece(work, start, stop)
-        _, G, b = enter(piece, state, initial, final)
+        place = found.kept_G[start : stop + 1] if in_place else None
+        entered = enter(piece, state, initial, final, place)
         if work.inputs.tracked:
-            _keep(work, found, start, G[:-1], b[:-1])
-        state = (G[-1], b[-1])
+            _keep(work, found.kept_b, start, entered.b)
+            if not in_place:
+                _keep(work, found.kept_G, start, entered.G)
+        state = entered.last
         value = bmm(piece.pairs.mT, piece.v, out=piece.take_read("value", work.value_dim))
         asking = spread(piece.reading, piece.q, work.workspace, "asking")
-        value = baddbmm_(value, asking, matrices(G[:-1], work))
+        for states, part, asked in beside_states(entered.G, work, value, asking):
+            baddbmm_(part, asked, states)
         if work.b_rows:
             total = piece.pair_sums()
-            total += (piece.for_b(piece.reading) * bmm(piece.q, flat(b[:-1]).mT)).sum(-1)
+            total += (piece.for_b(piece.reading) * bmm(piece.q, flat(entered.b).mT)).sum(-1)
             signed = torch.copysign(1 / (total.abs() + work.inputs.eps), total).unsqueeze(-1)
             piece.store_read(found.inverse, signed)
             value *= signed.abs()
@@ -78,11 +85,16 @@ def run_forward(work: Work, found: Found) -> None:
     work.workspace.close()
 
 
-def _keep(work: Work, found: Found, start: int, G: Tensor, b: Tensor) -> None:
+def _keep(work: Work, place: Tensor, start: int, states: Tensor) -> None:
     """Keep, of the states before chunks start.., those that the plan does."""
     each = work.plan.kept_every
-    for place, states in ((found.kept_G, G[::each]), (found.kept_b, b[::each])):
-        place[start // each : start // each + len(states)] = states
+    kept = states[::each]
+    place[start // each : start // each + len(kept)] = kept
+
+
+def _lie_together(work: Work) -> bool:
+    """Whether a chunk's state [rows, H, ...] is one block among those that are kept."""
+    return work.part is None or work.layout.rows == 1
 
 
 class Gradients(NamedTuple):
@@ -133,12 +145,13 @@ def run_backward(work: Work, given: Found, grads: Gradients) -> None:
         piece = Piece(work, start, stop)
         if work.plan.kept_every == 1:
             written = spread(piece.writing, piece.k, work.workspace, "written")
-            G, b = (x[start:stop].contiguous() for x in (given.kept_G, given.kept_b))
+            G, b = given.kept_G[start:stop], given.kept_b[start:stop].contiguous()
+            if not _lie_together(work):
+                G = G.contiguous()
         else:
             index = start // work.plan.per_piece
             state = given.kept_G[index], given.kept_b[index]
-            written, G, b = enter(piece, state, initial)
-            G, b = G[:-1], b[:-1]
+            written, G, b, _ = enter(piece, state, initial)
         reading = _reading_backward(piece, given.output, given.inverse, G, b)
         carry = _writing_backward(piece, reading, written, G, b, carry, final, grads)
     work.workspace.close()
@@ -170,7 +183,8 @@ def _reading_backward(
     _, readers, size = piece.q.shape
     dpairs = bmm(piece.v, dvalue.mT, out=piece.take("pair gradients", readers))
     asked = piece.take_read("asking", work.num_scales * size)
-    bmm(dvalue, matrices(G, work).mT, out=asked)
+    for states, part, given in beside_states(G, work, asked, dvalue):
+        bmm(given, states.mT, out=part)
     dreading = dvalue.new_empty(0)
     if work.reading_needs_grad:
         dreading = _by_scale(asked, piece.q, work.num_scales)
@@ -212,7 +226,7 @@ def _writing_backward(
     leaving = workspace.take("leaving", G.shape[0] + 1, *G.shape[1:])
     leaving[-1] = carry[0]
     pair = (piece.by_chunk(asking).mT, piece.by_chunk(read.dvalue))
-    small = work.is_small(leaving)
+    small = work.is_small(carry[0])
     run_states_backward(leaving, *pair, chunks, work.decays.drop, small, grads.dG, final[0])
     states = matrices(leaving[1:], work)
     told = piece.take("asking", work.num_scales * work.key_dim)  # the asking is done
@@ -233,7 +247,7 @@ def _writing_backward(
             # A product with a single row is another function's, whose sums know no shorter order.
             given = (piece.whole(given[0]), piece.whole(given[1]))
         pair = (piece.by_chunk(given[0]).mT, piece.by_chunk(given[1]))
-        small = work.is_small(counting)
+        small = work.is_small(carry[1])
         run_states_backward(counting, *pair, chunks, work.b_drop, small, grads.db, final[1])
         sums = flat(counting[1:])
         baddbmm_(dk, piece.for_b(piece.writing), sums)

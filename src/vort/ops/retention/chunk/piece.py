@@ -4,7 +4,7 @@ A piece is a run of chunks whose temporaries fit the workspace; both passes go p
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +17,16 @@ from vort.ops.retention.chunk.readers import Readers
 from vort.ops.retention.chunk.weights import Decays, GatedWeights, LagWeights, at_offsets
 from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
 
-__all__ = ["Piece", "Work", "enter", "flat", "matrices", "run_states_backward", "spread"]
+__all__ = [
+    "Piece",
+    "Work",
+    "beside_states",
+    "enter",
+    "flat",
+    "matrices",
+    "run_states_backward",
+    "spread",
+]
 
 # States of fewer elements than this cost more in calls than in sums.
 SMALL = 1 << 15
@@ -93,9 +102,9 @@ class Work:
         )
         return Work(inputs, self.decay_needs_grad, Part(self, heads), self.readers)
 
-    def is_small(self, states: Tensor) -> bool:
-        """Whether states [n, rows, H, ...] of the whole call cost more in calls than in sums."""
-        return states.shape[1:].numel() // self.heads * self.all_heads < SMALL
+    def is_small(self, state: Tensor) -> bool:
+        """Whether states [rows, H, ...] of the whole call cost more in calls than in sums."""
+        return state.numel() // self.heads * self.all_heads < SMALL
 
     @property
     def all_heads(self) -> int:
@@ -351,26 +360,47 @@ class Piece:
         return weight.new_ones(()).expand(*weight.shape[:-1], self.work.b_rows)
 
 
+class Entered(NamedTuple):
+    """Keys spread over scales [n rows H, C, S K]; G and b before each chunk; those after all."""
+
+    written: Tensor
+    G: Tensor
+    b: Tensor
+    last: tuple[Tensor, Tensor]
+
+
 def enter(
     piece: Piece,
     state: tuple[Tensor, Tensor],
     initial: tuple[Tensor, Tensor],
     final: tuple[Tensor | None, Tensor | None] = (None, None),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys spread over scales [n rows H, C, S K]; G and b before each chunk and after all."""
+    place: Tensor | None = None,
+) -> Entered:
+    """What a piece writes, and the states before each chunk and after all.
+
+    Where there is a place [n or n + 1, rows, H, S, K V] G goes there: before each chunk of the
+    piece, and before the next if there is one.
+    """
     work, chunks, workspace = piece.work, piece.chunks, piece.work.workspace
     shape_G, shape_b = work.state_shapes(piece.batch[0] + 1, piece.batch[1])
     written = spread(piece.writing, piece.k, workspace, "written")
-    G = workspace.take("states", *shape_G)
-    G[0] = state[0]
+    if place is None:
+        place = workspace.take("states", *shape_G)
+    each = list(place.unbind())
+    if len(each) == len(chunks):
+        each.append(workspace.take("last states", *shape_G[1:]))
+    if state[0].data_ptr() != each[0].data_ptr():
+        each[0].copy_(state[0])
     pair = (piece.by_chunk(written).mT, piece.by_chunk(piece.v))
-    run_states(G, *pair, chunks, work.decays.drop, work.is_small(G), initial[0], final[0])
+    small = work.is_small(each[0])
+    run_states(each, *pair, chunks, work.decays.drop, small, initial[0], final[0])
     b = workspace.take("sums", *shape_b)
     b[0] = state[1]
     if work.b_rows:
         pair = (piece.by_chunk(piece.for_b(piece.writing)).mT, piece.by_chunk(piece.k))
-        run_states(b, *pair, chunks, work.b_drop, work.is_small(b), initial[1], final[1])
-    return written, G, b
+        small = work.is_small(b[0])
+        run_states(b.unbind(), *pair, chunks, work.b_drop, small, initial[1], final[1])
+    return Entered(written, place[: len(chunks)], b[:-1], (each[-1], b[-1]))
 
 
 def spread(weight: Tensor, x: Tensor, workspace: Workspace, name: str) -> Tensor:
@@ -392,8 +422,25 @@ def matrices(states: Tensor, work: Work) -> Tensor:
     return states.view(-1, work.num_scales * work.key_dim, work.value_dim)
 
 
+def beside_states(states: Tensor, work: Work, *batches: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """States [n, rows, H, S, K V] as batches of [S K, V], each with its part of [n rows H, i, j].
+
+    One batch, but for some heads of states that lie among those of others: there, of one row, a
+    batch for every head.
+    """
+    if states.is_contiguous():
+        yield matrices(states, work), *batches
+        return
+    count, rows, heads = states.shape[:3]
+    assert rows == 1
+    size = (work.num_scales * work.key_dim, work.value_dim)
+    for head in range(heads):
+        of_head = (x.view(count, heads, *x.shape[1:])[:, head] for x in batches)
+        yield states[:, 0, head].view(count, *size), *of_head
+
+
 def run_states(
-    states: Tensor,
+    each: Sequence[Tensor],
     left: Tensor,
     right: Tensor,
     chunks: Sequence[Chunk],
@@ -402,13 +449,13 @@ def run_states(
     initial: Tensor,
     final: Tensor | None = None,
 ) -> None:
-    """Fill states [n + 1, rows, H, S, D], before each chunk and after the last; states[0] is given.
+    """Fill n + 1 states [rows, H, S, D], before each chunk and after the last; the first is given.
 
     Chunk c adds left[c] @ right[c], [rows H, i, C] times [rows H, C, j] with i j = S D. A chunk
     that starts a sequence takes its state from `initial`, one that ends a sequence leaves it in
     `final`: nothing crosses over.
     """
-    each, add_product = states.unbind(), _adder(states[1:], left, right, small)
+    add_product = _adder(each[1:], left, right, small)
     aging = _aging_of(chunks, drop)
     for index, chunk in enumerate(chunks):
         before, after = each[index], each[index + 1]
@@ -436,7 +483,8 @@ def run_states_backward(
     the state entering it. Gradients of final states come in through `final`, those of initial
     ones go out to `initial`.
     """
-    each, add_product = grads.unbind(), _adder(grads[:-1], left, right, small)
+    each = grads.unbind()
+    add_product = _adder(each[:-1], left, right, small)
     aging = _aging_of(chunks, drop)
     for index in reversed(range(len(chunks))):
         chunk, before, after = chunks[index], each[index], each[index + 1]
@@ -448,15 +496,17 @@ def run_states_backward(
             initial[chunk.first] = before
 
 
-def _adder(states: Tensor, left: Tensor, right: Tensor, small: bool) -> Callable[[int], Tensor]:
-    """A function of c that adds left[c] @ right[c] to states[c]."""
+def _adder(
+    each: Sequence[Tensor], left: Tensor, right: Tensor, small: bool
+) -> Callable[[int], Tensor]:
+    """A function of c that adds left[c] @ right[c] to each[c]."""
     if small:
-        products = bmm(left.flatten(0, 1), right.flatten(0, 1)).view(states.shape).unbind()
-        each = states.unbind()
-        return lambda index: each[index].add_(products[index])
-    matrices = states.view(len(states), -1, left.shape[-2], right.shape[-1]).unbind()
+        products = bmm(left.flatten(0, 1), right.flatten(0, 1))
+        sums = products.view(len(each), *each[0].shape).unbind()
+        return lambda index: each[index].add_(sums[index])
+    shape = (-1, left.shape[-2], right.shape[-1])
     lefts, rights = left.unbind(), right.unbind()
-    return lambda index: baddbmm_(matrices[index], lefts[index], rights[index])
+    return lambda index: baddbmm_(each[index].view(shape), lefts[index], rights[index])
 
 
 def _aging_of(chunks: Sequence[Chunk], drop: Tensor) -> dict[int, Tensor]:
