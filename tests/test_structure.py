@@ -17,7 +17,7 @@ ROOMS = (
     ("lab.report",),
     ("lab.evaluation",),
     ("lab.training",),
-    ("lab.tasks", "lab.verdicts", "lab.processes"),
+    ("lab.tasks", "lab.verdicts", "lab.processes", "lab.launcher"),
     ("distributed",),
     ("models", "plasticity"),
     ("sessions",),

@@ -7,6 +7,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from vort.lab.launcher import rank
+
 __all__ = ["Command"]
 
 # With this in the environment, what a command could not do is shown as Python shows it.
@@ -26,11 +28,10 @@ class Command(TyperCommand):
         except Exception as problem:
             if os.environ.get(TRACEBACK) or not _is_users(problem):
                 raise
-            rank = os.environ.get("RANK", "0")
-            if rank != "0" and not _is_own(problem):
+            if rank() != 0 and not _is_own(problem):
                 raise typer.Exit(2) from problem  # the first process says it for all
             options = {p.name: max(p.opts, key=len) for p in self.params if p.name}
-            who = f"rank {rank}: " if rank != "0" and _is_memory(problem) else ""
+            who = f"rank {rank()}: " if rank() != 0 and _is_memory(problem) else ""
             typer.echo(f"vort {_name(ctx)}: {who}{_in_a_line(problem, options)}", err=True)
             raise typer.Exit(2) from problem
 

@@ -1,6 +1,5 @@
 """`vort train`: one model on one task or text, resumable."""
 
-import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from rich.console import Console
 
 from vort.lab.commands import quiet_libraries, read_minutes, read_settings, say_horizon
 from vort.lab.commands.settings import RunSettings
+from vort.lab.launcher import rank
 
 # Where several processes train together, one speaks.
-console = Console(quiet=os.environ.get("RANK", "0") != "0")
+console = Console(quiet=rank() != 0)
 
 # Of a task that is no text of one's own.
 _DEFAULTS = {"steps": 1000, "batch_size": 32, "learning_rate": 1e-3, "seed": 0}
@@ -140,7 +140,7 @@ def _run(out: Path, given: RunSettings, resume: bool, ends: float | None) -> Non
     ends: when to save and stop, by `perf_counter`; None: at the last step.
     """
     from vort.lab.training import train as run_training
-    from vort.lab.training.peers import rank, shared
+    from vort.lab.training.peers import shared
 
     quiet_libraries()
     if resume:
@@ -185,7 +185,7 @@ def make_task_of(settings: RunSettings) -> Any:
 
 def _pack(task: Any, out: Path) -> None:
     """Put the tokens of a text that is too large for memory into files; one process does it."""
-    from vort.lab.training.peers import rank, shared
+    from vort.lab.training.peers import shared
 
     if not hasattr(task, "pack"):
         return
@@ -198,7 +198,8 @@ def _pack(task: Any, out: Path) -> None:
 
 def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     """Everything that was not said, for a text by its size and the machine; and the task."""
-    from vort.lab.training.forecast import free_memory, training_device
+    from vort.lab.training.forecast import free_memory
+    from vort.lab.training.peers import training_device
     from vort.lab.training.sizes import TEXT_SIZES, choose_size, settings_for_text
     from vort.memories import LayerSettings
     from vort.names import check_choice
@@ -291,7 +292,8 @@ def with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
 def _check_parameters(task: Any, settings: dict[str, Any]) -> None:
     """Refuse a model whose weights alone would not fit, before it is made."""
     from vort.lab.experiments.models import model_config
-    from vort.lab.training.forecast import BYTES_PER_PARAMETER, free_memory, training_device
+    from vort.lab.training.forecast import BYTES_PER_PARAMETER, free_memory
+    from vort.lab.training.peers import training_device
 
     config = model_config(task, settings)
     # The least that a block can have; the rest is counted when it is there.
@@ -308,7 +310,8 @@ def _announce(
     settings: RunSettings, task: Any, config: Any, model: Any, found: Any, done: int
 ) -> None:
     """Say what will be done, on what, and what it will take."""
-    from vort.lab.training.forecast import device_in_words, training_device
+    from vort.lab.training.forecast import device_in_words
+    from vort.lab.training.peers import training_device
     from vort.lab.training.progress import in_words
 
     if task.text:
@@ -368,7 +371,7 @@ def _save_model(model: Any, out: Path) -> None:
     from vort.models import ByteTokenizer
 
     whole = {"state_dict": whole_weights(model)} if is_sharded(model) else {}
-    if os.environ.get("RANK", "0") == "0":
+    if rank() == 0:
         with complete_folder(out / "model") as folder:
             model.save_pretrained(folder, **whole)
             ByteTokenizer().save_pretrained(folder)

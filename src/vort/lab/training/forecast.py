@@ -1,6 +1,5 @@
 """What a run will take, said before it starts: memory and time, from a trial on a few tokens."""
 
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vort.lab.launcher import processes
 from vort.lab.tasks import Task
 from vort.lab.training.config import TrainingConfig
 from vort.lab.training.data import compact
-from vort.lab.training.peers import processes
+from vort.lab.training.peers import training_device
 from vort.lab.training.scorer import Scorer
 from vort.lab.training.setup import total_steps, uses_bf16
 
-__all__ = ["Forecast", "device_in_words", "forecast", "free_memory", "training_device"]
+__all__ = ["Forecast", "device_in_words", "forecast", "free_memory"]
 
 # Weights, gradients and AdamW's two moments, in float32.
 BYTES_PER_PARAMETER = 16
@@ -69,15 +69,6 @@ class Forecast:
     def time(self, steps: int) -> float:
         """Seconds of so many steps and of all looks at other data."""
         return steps * self.seconds + self.evaluation * steps / max(self.steps, 1)
-
-
-def training_device() -> torch.device:
-    """Where Accelerate will train."""
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def device_in_words(device: torch.device) -> str:

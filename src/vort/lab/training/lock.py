@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from vort.lab.launcher import rank
+
 __all__ = ["hold", "is_held"]
 
 NAME = "run.lock"
@@ -20,7 +22,7 @@ def hold(folder: str | Path | None) -> Iterator[None]:
     that this process holds already, and the helping processes of a run lock nothing.
     """
     place = None if folder is None else Path(folder).resolve()
-    if place is None or place in _held or os.environ.get("RANK", "0") != "0":
+    if place is None or place in _held or rank() != 0:
         yield
         return
     file = place / NAME

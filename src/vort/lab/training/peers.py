@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from vort.lab.launcher import processes, rank
 from vort.lab.training.lock import is_held
 
-__all__ = ["LostPeerError", "processes", "rank", "shared", "watching"]
+__all__ = ["LostPeerError", "shared", "training_device", "watching"]
 
 T = TypeVar("T")
 # What gloo and NCCL say when nobody answers; both raise RuntimeErrors of several kinds.
@@ -26,14 +27,13 @@ class LostPeerError(ConnectionError):
     """Another process of the run has ended, and this one cannot go on without it."""
 
 
-def processes() -> int:
-    """How many train together, as their launcher says."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def rank() -> int:
-    """Which of them this is."""
-    return int(os.environ.get("RANK", "0"))
+def training_device() -> torch.device:
+    """Where Accelerate will train."""
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def shared(value: T) -> T:
@@ -44,8 +44,6 @@ def shared(value: T) -> T:
     from accelerate.utils import (  # type: ignore[import-untyped, unused-ignore]
         broadcast_object_list,
     )
-
-    from vort.lab.training.forecast import training_device
 
     PartialState(cpu=training_device().type == "cpu")
     found: list[Any] = [value]
