@@ -34,20 +34,24 @@ vort figures reports/laptop --out figures        # the paper's figures from that
 
 A table is made of cells: one task, one model, one seed. Each writes a JSON when it is done, with
 settings, commit, versions, device, command, state size, parameters and time; a second run does
-only what is missing, and a kill at any moment loses no finished cell. Cells of another version of
-the kernels or the model than the others are marked † and named, those of other settings than are
-planned now ‡. A result is replaced with a reason only (`--reason`): what stood there moves to
-`history/` beside `cells/` and is listed under its table. `--share 0.1` trains every cell for a
-tenth of its steps, `--cells PATTERN` takes some of them, and `--set training.learning_rate=1e-3`
-(or any other setting of the task, the model or the training) makes cells and rows of their own.
+only what is missing, and a kill at any moment loses no finished cell. Where cells of a table were
+made by different versions of the kernels or the model, a table under it says which commit made
+which; rows of other settings than are planned now are marked ‡. A result is replaced with a reason
+only (`--reason`): what stood there moves to `history/` beside `cells/` and is listed under its
+table. `--share 0.1` trains every cell for a tenth of its steps, `--cells PATTERN` takes some of
+them, and `--set training.learning_rate=1e-3` (or any other setting of the task, the model or the
+training) makes cells and rows of their own.
 
-Learning rates and decays are searched in stages (`vort tune`), with the same budget for every row:
-seven short trials, the best three at a quarter of a run, the best two at full length; where the
-best lies at the edge of what a row has tried, the value beyond is tried too, and at full length a
-rate has both its neighbours tried (searches before 17 November 2026 had not). The lowest bits on
-validation data of seed 100 win, a seed that no table uses. All trials, and those of earlier
-searches, are in `src/vort/lab/experiments/trials.jsonl`, which only grows. Notes say which rows
-still have rates from an earlier search of short trials, or none that were searched.
+Learning rates and decays are searched in stages (`vort tune`): seven short trials, the best three
+at a quarter of a run, the best two at full length; where the best lies at the edge of what a row
+has tried, the value beyond is tried too, and at full length a rate has both its neighbours tried.
+The lowest bits on validation data of seed 100 win, a seed that no table uses. All trials, and those
+of earlier searches, are in `src/vort/lab/experiments/trials.jsonl`, which only grows. So it was
+done, for every row, in the paper's tables: pilot, label copy, pg19. Elsewhere the search is not
+complete, or there was none, and the notes of a table say so row by row: whose rates come from short
+trials alone, how many there were, and whose lie at the edge of what was tried. Ideas for VORT
+itself were tried beside these searches ([on validation books](experiments.md), and some on the
+pilot); rivals had no such trials, and got of what came out what they can have.
 
 Models of a table have equally many parameters. Accuracy is in percent; intervals are 95 %,
 Student's t over seeds, and differences between models are taken seed by seed. Results of one seed

@@ -211,7 +211,8 @@ def rules() -> list[str]:
     """The rule of each kind of claim, a sentence or two each."""
     seeds = (
         f"Fewer than {LEAST_SEEDS} seeds decide nothing: the verdict is *undecided*, whatever the "
-        "figures. Nor does a row with the settings planned now against one without them (‡)."
+        "figures. Nor does a row with the settings planned now against one without them (‡), nor "
+        "one whose learning rate was tried at full length against one whose rate was not."
     )
     texts = ((inspect.getdoc(rule) or "").partition("\n\n")[2] for rule in RULES)
     return [seeds, *(" ".join(text.split()) for text in texts)]

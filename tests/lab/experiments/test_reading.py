@@ -125,10 +125,10 @@ def test_differences_are_paired_by_window_and_intervals_are_over_books() -> None
     assert found.books.half == pytest.approx(2.3646 * np.std(books, ddof=1) / 8**0.5, rel=1e-4)
     assert found.seeds.count == 3
     assert found.seeds.half == pytest.approx(4.3027 * 0.001 / 3**0.5, rel=1e-4)
-    assert judge_lead(found.gains()) == "holds"
-    assert judge_lead(found.shifted(0.05).gains()) == "does not hold"
+    assert judge_lead([found.judged]) == "holds"
+    assert judge_lead([found.shifted(0.05).judged]) == "does not hold"
     one = differences({0: ours[0]}, rival)["<16"]
-    assert judge_lead(one.gains()) == "undecided"
+    assert judge_lead([one.judged]) == "undecided"
     assert differences(ours, {7: rival[0]}) == {}
 
 
@@ -139,7 +139,7 @@ def test_seeds_that_disagree_decide_nothing_however_many_books_there_are() -> No
     rival = {seed: of({p: [2.0 + shift, 2.0] for p in places}) for seed, shift in enumerate(shifts)}
     found = differences(ours, rival)["<16"]
     assert found.books.low > 0
-    assert judge_lead(found.gains()) == "undecided"
+    assert judge_lead([found.judged]) == "undecided"
 
 
 def test_models_that_were_shown_other_windows_are_not_compared() -> None:

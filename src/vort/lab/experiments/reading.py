@@ -188,9 +188,11 @@ class Difference(NamedTuple):
     books: Interval
     seeds: Interval
 
-    def gains(self) -> list[Interval]:
-        """Both intervals as a verdict takes them: of seeds, which are what it counts."""
-        return [Interval(x.mean, x.half, self.seeds.count) for x in self]
+    @property
+    def judged(self) -> Interval:
+        """What a verdict takes: the wider of the two, of seeds, which are what it counts."""
+        halves = [self.books.half, *([self.seeds.half] if self.seeds.count > 1 else [])]
+        return Interval(self.books.mean, max(halves), self.seeds.count)
 
     def shifted(self, by: float) -> "Difference":
         """The same less a number of bits."""

@@ -265,7 +265,9 @@ def _own_claims(
     claims = []
     rivals = [row for row in found if not row.startswith("vort") and row not in QUADRATIC]
     if "vort" in found and not under:
+        gated = any(found[row][0]["model"].get("write_gate", True) for row in rivals)
         who = "every rival that trains in linear time"
+        who += "" if gated else " (all of them as the paper has them, without gates)"
         claims += _lead(found, "vort", rivals, who, long, table)
     for ours in (row for row in ("vort", "vort_free") if row in found):
         equals = [row for row in rivals if _is_equal(found[row][0], found[ours][0])]
@@ -342,7 +344,7 @@ def _summary(
         members = [*members, *_heavy_hitters(members)]
         sheets.append(score_sheet(heading, members, buckets, judged, label=_label))
     notes = [*([LAPTOP_NOTE] if size == "laptop" else []), *training_notes(records)]
-    notes += [*has_note(every), *kin_note(every)]
+    notes += [*_counts_note(conditions, buckets[-1]), *has_note(every), *kin_note(every)]
     if any("h2o" in record for record in records):
         notes.append(
             "The H2O row is full attention in training, quadratic in length, and decodes with a "
@@ -385,6 +387,19 @@ def _by_condition(records: Sequence[Record]) -> dict[str, list[Record]]:
         tags = {k: v for k, v in record["cell"].items() if k not in _COORDINATES}
         found.setdefault(", ".join(f"{k} {v}" for k, v in tags.items()), []).append(record)
     return found
+
+
+def _counts_note(conditions: Mapping[str, Sequence[Record]], bucket: str) -> list[str]:
+    """How many questions the last class has under each condition; those beside the first."""
+    if len(conditions) == 1:
+        return []
+    each = []
+    for name, members in conditions.items():
+        by_seed = {r["cell"]["seed"]: int(r["test"][bucket]["count"]) for r in members}
+        low, high = min(by_seed.values()), max(by_seed.values())
+        each.append(f"{name}: {low:,}" + (f" to {high:,}" if high > low else ""))
+    words = f"Questions in {bucket}, a seed, at {'; at '.join(each)}."
+    return [f"{words} Settings were searched at {next(iter(conditions))} alone."]
 
 
 def has_note(records: Sequence[Record]) -> list[str]:

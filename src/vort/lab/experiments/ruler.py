@@ -1,6 +1,6 @@
 """RULER's eleven synthetic tasks as one task to train on: averages by length, answers by task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,10 @@ def _average(record: Record, length: str) -> float:
     return sum(shares.values()) / len(shares)
 
 
+def _counts(asked: Mapping[str, int]) -> str:
+    return ", ".join(f"{task} {count}" for task, count in asked.items())
+
+
 def _rounded(value: Interval | None) -> str:
     return "–" if value is None else f"{value.mean:.0f}"
 
@@ -132,9 +136,11 @@ def summarise(records: Sequence[Record], size: Size) -> Summary:
         ]
         title = f"The same by task, in {int(length):,} tokens"
         sheets.append(Sheet(title, ["model", "state", *tasks], rows))
+    asked = {task: each for task, (_, each) in records[0]["ruler"]["scores"][lengths[0]].items()}
     notes = [
         "An answer is right if all its tokens are, given what stands before them. State: numbers "
         "kept after a text of that length (of the longest, where lengths stand side by side).",
+        f"Answers that a figure of one seed is of: {_counts(asked)}.",
         *training_notes(records, paper=False),
         *has_note(records),
     ]

@@ -1,6 +1,5 @@
 """From the results of cells to tables: means over seeds, intervals, verdicts against the paper."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from vort.lab.experiments.experiment import Record, Summary
 from vort.lab.experiments.models import MODELS
-from vort.lab.experiments.search import EARLIER
+from vort.lab.experiments.search import EARLIER, FULL, Choice, choice_of, searched
 from vort.lab.report.tables import Sheet
 from vort.lab.tasks import TASKS
 from vort.lab.training.metrics import Interval, interval
@@ -19,13 +18,13 @@ __all__ = [
     "PaperTable",
     "as_planned",
     "by_row",
+    "choices_of",
     "gain_in_words",
     "history_sheet",
     "label_of",
     "labels_of",
     "lead_in_points",
     "margin",
-    "named_by_commit",
     "over_seeds",
     "rates_note",
     "row_of",
@@ -36,6 +35,7 @@ __all__ = [
     "training_notes",
     "verdict",
     "verdict_on_gain",
+    "with_origins",
     "within_seed",
 ]
 
@@ -252,12 +252,13 @@ def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of
     if len(set(rates.values())) == 1:
         every = ", not searched" if unsearched == set(rates) else ""
         rate = f"Learning rate: {next(iter(rates.values()))} for all{every}."
-        return rate + _earlier(records, label)
+        return rate + _earlier(records, label) + _short_of_a_search(records, label)
     shown = [
         f"{label(row)} {rate}" + (" (not searched)" if row in unsearched else "")
         for row, rate in rates.items()
     ]
-    return f"Learning rate: {', '.join(shown)}.{_earlier(records, label)}"
+    said = _earlier(records, label) + _short_of_a_search(records, label)
+    return f"Learning rate: {', '.join(shown)}.{said}"
 
 
 def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
@@ -269,6 +270,48 @@ def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
         return ""
     whose = "" if set(old) == {row_of(r) for r in records} else f" of {', '.join(map(label, old))}"
     return f" Rates{whose} from the earlier search (short trials)."
+
+
+def _choice(record: Record) -> Choice | None:
+    """How the rate of a result was chosen in stages; None where it was not."""
+    search, size = record.get("searched"), record.get("scale", "paper")
+    if not search or record.get("searched_in", EARLIER) == EARLIER:
+        return None
+    found = searched(search, size)
+    if found is not None and found["learning_rate"] == record["training"]["learning_rate"]:
+        return choice_of(search, size)
+    return Choice(int(record["searched_in"].removeprefix("stage ")), 0, 0, False)
+
+
+def choices_of(records: Sequence[Record]) -> dict[str, Choice]:
+    """How the rates of rows were chosen, of those that were searched in stages."""
+    found = {}
+    for row, members in by_row(records).items():
+        every = [choice for record in members if (choice := _choice(record)) is not None]
+        if every:
+            found[row] = min(every, key=lambda choice: choice.stage)
+    return found
+
+
+def _short_of_a_search(records: Sequence[Record], label: Callable[[str], str]) -> str:
+    """Whose rates no full-length trial chose, and whose lie at the edge of what was tried."""
+    choices, rows = choices_of(records), {row_of(record) for record in records}
+
+    def names(chosen: Sequence[str]) -> str:
+        return "all" if set(chosen) == rows else ", ".join(map(label, chosen))
+
+    said, short = "", {row: choice for row, choice in choices.items() if choice.stage < FULL}
+    if short:
+        kinds: dict[str, list[str]] = {}
+        for row, choice in short.items():
+            trials = f"{choice.trials} of {choice.steps:,} steps" if choice.trials else "short ones"
+            kinds.setdefault(trials, []).append(row)
+        each = "; ".join(f"{names(chosen)} ({trials})" for trials, chosen in kinds.items())
+        said += f" Chosen by short trials, none of them of full length: {each}."
+    edge = [row for row, choice in choices.items() if choice.at_edge]
+    if edge:
+        said += f" At the edge of the rates that were tried at that length: {names(edge)}."
+    return said
 
 
 def training_notes(records: Sequence[Record], *, paper: bool = True) -> list[str]:
@@ -350,77 +393,110 @@ def score_sheet(
     return Sheet(title, ["model", *steps, "state", *buckets, "paper", "verdict"], rows)
 
 
-def named_by_commit(summary: Summary, records: Sequence[Record], other: Sequence[str]) -> Summary:
-    """A summary whose tables mark rows that do not belong with the others, and whose notes say why.
+def with_origins(
+    summary: Summary, name: str, records: Sequence[Record], other: Sequence[str]
+) -> Summary:
+    """A summary that says of which commits its cells are, and marks rows of other settings.
 
-    A dagger: cells of another version of the kernels or the model than most. A double dagger: cells
-    of other settings than are planned now.
+    A double dagger: cells of other settings than are planned now. A claim about rows that were not
+    made alike is undecided.
 
     Args:
         summary: of these records.
+        name: of the experiment; what it uses of others is told apart.
         records: results with `made_by`.
         other: rows with cells of other settings.
     """
-    made: dict[str, dict[str, None]] = {}
-    versions: Counter[str] = Counter()
-    for record in records:
-        versions[_version(record)] += 1
-        made.setdefault(row_of(record), {})[_version(record)] = None
-    if not versions:
+    if not records:
         return summary
-    usual = max(versions, key=lambda code: versions[code])
-    words = {code: _commit_words(records, code) for code in versions}
-    strange = {row: [c for c in codes if c != usual] for row, codes in made.items()}
-    strange = {row: codes for row, codes in strange.items() if codes}
 
     def label(row: str) -> str:
         model, bracket, changes = row.partition(" [")
         return summary.labels.get(model, label_of(model)) + bracket + changes
 
-    marks = {label(row): " †" for row in strange}
-    for row in other:
-        marks[label(row)] = marks.get(label(row), "") + " ‡"
+    marks = {label(row): " ‡" for row in other}
     sheets = [
         Sheet(
             s.title, s.headings, [[line[0] + marks.get(line[0], ""), *line[1:]] for line in s.rows]
         )
         for s in summary.sheets
     ]
-    notes = [f"Cells {words[usual]}{' but for those marked †' if strange else ''}."]
-    for code in versions:
-        rows = ", ".join(label(row) for row, codes in strange.items() if code in codes)
-        if rows:
-            notes.append(f"† {words[code]}, another version of the kernels or the model: {rows}.")
+    notes: list[str] = []
+    sources: dict[str, list[Record]] = {}
+    for record in records:
+        sources.setdefault(record.get("experiment", name), []).append(record)
+    for source, members in sources.items():
+        versions = _versions(members)
+        if source == name and len(versions) > 1:
+            sheets.append(_commits_sheet(members, versions, label))
+            notes.append("Commits of one letter have the same kernels and the same model.")
+        else:
+            commits = list(dict.fromkeys(map(_commit_of, members)))
+            whose = "" if source == name else f" of {source}"
+            notes.append(f"Cells{whose}: {_joined(commits)}.")
     if other:
         names = ", ".join(label(row) for row in other)
         notes.append(f"‡ made with other settings than are planned now: {names}.")
-    verdicts = [_at_equal_settings(claim, other, label) for claim in summary.verdicts]
+    choices = choices_of(records)
+    verdicts = [_of_rows_made_alike(claim, other, choices, label) for claim in summary.verdicts]
     return replace(summary, sheets=sheets, verdicts=verdicts, notes=[*summary.notes, *notes])
 
 
-def _at_equal_settings(claim: Claim, other: Sequence[str], label: Callable[[str], str]) -> Claim:
-    """A claim as it is, or undecided where some of its rows alone are as planned now."""
+def _versions(records: Sequence[Record]) -> dict[str, str]:
+    """A letter for each version of the kernels and the model: commits with the same source."""
+    codes = dict.fromkeys(record.get("made_by", {}).get("code", "") for record in records)
+    return {code: chr(ord("A") + i % 26) * (1 + i // 26) for i, code in enumerate(codes)}
+
+
+def _commits_sheet(
+    records: Sequence[Record], versions: Mapping[str, str], label: Callable[[str], str]
+) -> Sheet:
+    """Of every row the commits that its cells were made at, and which seeds at which."""
+    lines = []
+    for row, members in by_row(records).items():
+        seeds: dict[str, dict[int, None]] = {}
+        for record in members:
+            letter = versions[record.get("made_by", {}).get("code", "")]
+            own = seeds.setdefault(f"{_commit_of(record)} ({letter})", {})
+            own[record["cell"]["seed"]] = None
+        each = [f"{commit}: {', '.join(map(str, sorted(own)))}" for commit, own in seeds.items()]
+        lines.append([label(row), "; ".join(each if len(each) > 1 else seeds)])
+    return Sheet("Commits that made the cells", ["model", "commit, and its seeds"], lines)
+
+
+def _joined(words: Sequence[str]) -> str:
+    return ("commit " if len(words) == 1 else "commits ") + ", ".join(words)
+
+
+def _of_rows_made_alike(
+    claim: Claim, other: Sequence[str], choices: Mapping[str, Choice], label: Callable[[str], str]
+) -> Claim:
+    """A claim as it is, or undecided where only some of its rows were made as is planned now.
+
+    Or where the rates of some were chosen by shorter trials than those of others.
+    """
     waiting = [row for row in claim.rows if row in other]
-    if not waiting or len(waiting) == len(claim.rows):
-        return claim
-    names = " and ".join(label(row) for row in waiting)
-    words = f"{claim.measured}; nothing is decided before {names} has the settings planned now (‡)"
-    return replace(claim, measured=words, verdict="undecided")
+    if waiting and len(waiting) < len(claim.rows):
+        names = " and ".join(map(label, waiting))
+        why = f"nothing is decided before {names} has the settings planned now (‡)"
+        return replace(claim, measured=f"{claim.measured}; {why}", verdict="undecided")
+    stages = {row: choices[row].stage for row in claim.rows if row in choices}
+    short = [row for row, stage in stages.items() if stage < max(stages.values())]
+    if short:
+        names = " and ".join(map(label, short))
+        why = f"nothing is decided before rates of {names} were tried at full length too"
+        return replace(claim, measured=f"{claim.measured}; {why}", verdict="undecided")
+    return claim
 
 
-def _commit_words(records: Sequence[Record], code: str) -> str:
-    """Of which commits the cells of one version are, in words."""
-    found: dict[str, None] = {}
-    for record in records:
-        made_by = record.get("made_by", {})
-        if _version(record) != code:
-            continue
-        if "code" not in made_by:
-            came = f", committed in {code}" if code else ""
-            return f"of before commits were kept{came}"
-        changed = " with changes" if made_by.get("dirty") else ""
-        found[str(made_by.get("commit", "unknown"))[:7] + changed] = None
-    return f"of commit {', '.join(found)}"
+def _commit_of(record: Record) -> str:
+    """Of which commit a result is."""
+    made_by = record.get("made_by", {})
+    if "code" not in made_by:
+        committed = made_by.get("committed_in", "")
+        return "before commits were kept" + (f" (committed in {committed})" if committed else "")
+    changed = " with changes" if made_by.get("dirty") else ""
+    return str(made_by.get("commit", "unknown"))[:7] + changed
 
 
 def history_sheet(
@@ -467,7 +543,7 @@ def history_sheet(
                 trained,
                 f"{sum(bits) / len(bits):.3f}",
                 *(show(then, digits), show(now, digits)),
-                *(made.removeprefix("of "), reason),
+                *(made, reason),
             ]
         )
     if not rows:
@@ -489,17 +565,7 @@ def _replacement(record: Record) -> tuple[str, ...]:
     """What results that went together have in common."""
     trained = f"{record.get('steps', 0):,} at {record['training'].get('learning_rate'):g}"
     reason = record.get("replaced", {}).get("reason") or "no reason was given"
-    made = _commit_words([record], _version(record))
-    return row_of(record), _place(record), trained, made, reason
-
-
-def _version(record: Record) -> str:
-    """Of which version of the kernels and the model a result is: a hash of their source.
-
-    Old ones tell the commit they came with instead, or nothing at all.
-    """
-    made_by = record.get("made_by", {})
-    return str(made_by.get("code") or made_by.get("committed_in", ""))
+    return row_of(record), _place(record), trained, _commit_of(record), reason
 
 
 def _place(record: Record) -> str:

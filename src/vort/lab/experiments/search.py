@@ -30,11 +30,14 @@ from vort.lab.tasks import make_task
 __all__ = [
     "EARLIER",
     "FILE",
+    "FULL",
     "PLANNED",
     "RATES",
     "SEED",
+    "Choice",
     "RowSearch",
     "append",
+    "choice_of",
     "chosen_in",
     "collect",
     "first_searched",
@@ -62,6 +65,8 @@ _LATER = (0.25, 1.0)
 _GO_ON = (3, 2)
 # Trials of each stage, those beyond an edge apart.
 PLANNED = (len(RATES), *_GO_ON)
+# The stage of full-length trials.
+FULL = len(PLANNED)
 # Values beyond an edge that a stage tries at most: where bits fall for ever, something is wrong.
 _BEYOND = 5
 # Trials of before there were stages: all of one length, a few hundredths of a run at paper size.
@@ -129,20 +134,62 @@ def chosen_in(search: str, size: Size, lines: Sequence[Line] | None = None) -> s
     return EARLIER if best.get("stage") is None else f"stage {best['stage']}"
 
 
+@dataclass(frozen=True)
+class Choice:
+    """How the learning rate of a row was chosen.
+
+    Attributes:
+        stage: of the search, that it was the best of; 0: of the earlier search.
+        trials: how many the row had there.
+        steps: of each of them.
+        at_edge: whether no larger one, or no smaller one, was tried there.
+    """
+
+    stage: int
+    trials: int
+    steps: int
+    at_edge: bool
+
+
+def choice_of(search: str, size: Size, lines: Sequence[Line] | None = None) -> Choice | None:
+    """How the rate was chosen that a search has found so far; None without such a search."""
+    lines = _taken_up() if lines is None else lines
+    best = _best(search, size, lines)
+    if best is None:
+        return None
+    tried = _deepest(search, size, lines, best.get("stage"))
+    rates = [line["settings"]["learning_rate"] for line in tried]
+    at_edge = best["settings"]["learning_rate"] in (min(rates), max(rates))
+    return Choice(best.get("stage") or 0, len(tried), best.get("steps") or 0, at_edge)
+
+
 def _best(search: str, size: Size, lines: Iterable[Line]) -> Line | None:
+    lines = list(lines)
+    staged = _deepest(search, size, lines)
+    # A trial that broke down has no score and cannot win.
+    finished = [line for line in staged or _deepest(search, size, lines, None) if _scored(line)]
+    return min(finished, key=lambda line: float(line["score"]), default=None)
+
+
+def _deepest(search: str, size: Size, lines: Iterable[Line], stage: int | None = -1) -> list[Line]:
+    """Trials of a row as it was defined last, of a stage; by default the deepest with a score.
+
+    stage: None for those of the earlier search.
+    """
     experiment, _, row = search.partition("/")
     place = (size, experiment, row)
     own = [line for line in lines if (line["size"], line["experiment"], line["row"]) == place]
+    if stage is None:
+        return [line for line in own if line.get("search") == EARLIER]
     staged = [line for line in own if line.get("stage") is not None]
     staged = [line for line in staged if line.get("of") == staged[-1].get("of")]
-    # A trial that broke down has no score and cannot win.
-    finished = [line for line in staged if line["score"] is not None]
-    deepest = max((line["stage"] for line in finished), default=None)
-    if deepest is None:
-        finished = [x for x in own if x.get("search") == EARLIER and x["score"] is not None]
-    else:
-        finished = [line for line in finished if line["stage"] == deepest]
-    return min(finished, key=lambda line: float(line["score"]), default=None)
+    if stage < 0:
+        stage = max((line["stage"] for line in staged if _scored(line)), default=0)
+    return [line for line in staged if line["stage"] == stage]
+
+
+def _scored(line: Line) -> bool:
+    return line["score"] is not None
 
 
 def has_fixed_decay(config: Mapping[str, Any]) -> bool:
@@ -328,7 +375,7 @@ class RowSearch:
         best, known, found = ranked[0], [*tried, *settings], []
         for name, value in best.items():
             # At full length a learning rate is held against others of full length alone.
-            whole = name == "learning_rate" and stage == len(_LATER) + 1
+            whole = name == "learning_rate" and stage == FULL
             values = sorted({each[name] for each in (settings if whole else known)})
             if len(values) == 1 and not whole:
                 continue

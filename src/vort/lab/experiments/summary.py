@@ -8,7 +8,7 @@ from typing import Any
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import Cell, RunFolder, Size
 from vort.lab.experiments.experiment import Experiment, Summary
-from vort.lab.experiments.scores import history_sheet, named_by_commit, row_of
+from vort.lab.experiments.scores import history_sheet, row_of, with_origins
 
 __all__ = ["Summarised", "summarise"]
 
@@ -85,9 +85,15 @@ def summarise(
     if summary.sheets:
         shown = [record for record in records if _shows(experiment, summary, record)]
         rows = {row_of(record) for record in shown}
-        summary = named_by_commit(summary, shown, [row for row in other if row in rows])
-        past = history_sheet(folder.history(experiment.name), records, experiment.past)
-        summary = replace(summary, sheets=[*summary.sheets, *([past] if past else [])])
+        marked = [row for row in other if row in rows]
+        summary = with_origins(summary, experiment.name, shown, marked)
+        # What an experiment uses has a history of its own.
+        own = [record for record in records if record["experiment"] == experiment.name]
+        replaced = folder.history(experiment.name)
+        past = history_sheet(replaced, own, experiment.past)
+        beside = experiment.beside_past(own, replaced) if experiment.beside_past else []
+        sheets = [*summary.sheets, *beside, *([past] if past else [])]
+        summary = replace(summary, sheets=sheets)
     return Summarised(experiment, size, share, summary, records)
 
 
