@@ -5,10 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
-from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    DataCollatorWithFlattening,
+    Trainer,
+    TrainingArguments,
+)
 
 from tests.models.cases import model_of, tokens
+from vort.models import VortForCausalLM
 
 pytest.importorskip("accelerate")
 
@@ -22,7 +29,7 @@ class Texts(Dataset[dict[str, Any]]):
         return {"input_ids": ids, "labels": ids.clone()}
 
 
-def trainer_of(folder: Path, **options: Any) -> Trainer:
+def trainer_of(folder: Path, smoothing: float = 0.0, **options: Any) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=2,
@@ -31,6 +38,7 @@ def trainer_of(folder: Path, **options: Any) -> Trainer:
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        label_smoothing_factor=smoothing,
         save_strategy="no",
     )
     return Trainer(
@@ -57,3 +65,15 @@ def test_flattened_batches_score_as_padded_ones_do(flash: bool, tmp_path: Path) 
     loss, expected = flat.evaluate()["eval_loss"], plain.evaluate()["eval_loss"]
     assert loss == pytest.approx(expected, abs=1e-4)
     flat.train()
+
+
+def test_smoothed_labels_are_those_of_the_next_token(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, smoothing=0.1)
+    found = trainer.evaluate()["eval_loss"]
+    ids = torch.cat([tokens(1, 12, seed=index) for index in range(8)])
+    with torch.no_grad():
+        scores = trainer.model(ids).logits[:, :-1].flatten(0, 1)
+    expected = cross_entropy(scores, ids[:, 1:].flatten(), label_smoothing=0.1).item()
+    assert found == pytest.approx(expected, abs=1e-4)
+    auto: Any = AutoModelForCausalLM
+    assert type(auto.from_config(trainer.model.config)) is VortForCausalLM

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.auto import modeling_auto
 
 from vort.files import write_atomically
 
@@ -72,8 +73,12 @@ def check_weights(name: Any, model: nn.Module, missing: Any) -> None:
 def show_in_transformers(model: type) -> None:
     """Make a class an attribute of transformers, where `transformers serve` looks for it.
 
-    transformers loads itself anew on occasion, and whoever imported it before keeps the former.
+    And one of its causal language models by name: registering does not, and `Trainer` shifts the
+    labels that it smooths for those alone. transformers loads itself anew on occasion, and whoever
+    imported it before keeps the former.
     """
+    names = getattr(modeling_auto, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", {})
+    names.setdefault("vort", model.__name__)
     loaded = [sys.modules["transformers"]]
     loaded += [vars(module).get("transformers") for module in [*sys.modules.values()]]  # type: ignore[misc]
     for module in loaded:
