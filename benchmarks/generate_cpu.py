@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 
+from vort.lab.report.provenance import provenance
 from vort.models import VortConfig, VortForCausalLM
 from vort.models.session import VortSession
 
@@ -107,16 +108,13 @@ def measure(rounds: int, tokens: int, threads: int) -> dict[str, Any]:
             if not warm:
                 rates[name].append(tokens / seconds)
     return {
-        "device": platform.processor() or platform.machine(),
-        "threads": threads,
-        "load_average_before": load,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
+        "made_by": {
+            **provenance(),
             "transformers": transformers.__version__,
+            "device": platform.processor() or platform.machine(),
+            "threads": threads,
+            "load_average_before": load,
         },
-        "commit": os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT"),
-        "command": "python benchmarks/generate_cpu.py",
         "shape": {
             "vocabulary": VOCABULARY,
             "width": WIDTH,
@@ -137,7 +135,7 @@ def measure(rounds: int, tokens: int, threads: int) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    if result["load_average_before"] > 0.5:
+    if result["made_by"]["load_average_before"] > 0.5:
         print("others use this machine: compare rows of this run alone")
     for name, count in result["parameters"].items():
         print(f"{name + ', parameters':<38}{count / 1e6:>10.2f} M")

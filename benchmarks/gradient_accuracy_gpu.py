@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from vort.lab.report.folder import provenance
+from vort.lab.report.provenance import provenance
 from vort.ops.retention import retention
 
 LENGTHS = (512, 2_048, 8_192)

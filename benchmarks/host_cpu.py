@@ -25,6 +25,7 @@ from unittest import mock
 import torch
 
 import vort.ops.mixing  # noqa: F401  # all kernels of a layer
+from vort.lab.report.provenance import provenance
 from vort.layers import vort_attention
 from vort.models import VortConfig, VortModel
 
@@ -100,13 +101,13 @@ def main() -> None:
         print(f"{name:22s} {first:6.2f} ms a layer at once, {second:6.2f} op by op: "
               f"{first / second:.2f}")  # fmt: skip
     record = {
-        "command": f"python benchmarks/host_cpu.py --rounds {arguments.rounds}"
-        f" --layers {arguments.layers}",
-        "commit": os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT"),
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load": round(os.getloadavg()[0], 2),
+        "made_by": {
+            **provenance(),
+            "device": platform.processor() or platform.machine(),
+            "load_average_after": os.getloadavg()[0],
+        },
+        "rounds": arguments.rounds,
+        "layers": arguments.layers,
         "ms_a_layer": rows,
     }
     if arguments.out is not None:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vort.lab.report.provenance import provenance
 from vort.ops.local_attention import (
     LocalState,
     attend_locally,
@@ -107,9 +108,12 @@ def main() -> None:
             rows.append(compare(length, window, args.rounds))
             print(json.dumps(rows[-1]), flush=True)
     report = {
+        "made_by": {
+            **provenance(),
+            "device": platform.processor() or platform.machine(),
+            "threads": args.threads,
+        },
         "setting": {"batch": 1, "heads": HEADS, "dim": DIM, "dtype": "float32"},
-        "machine": {"processor": platform.machine(), "threads": args.threads},
-        "torch": torch.__version__,
         "rows": rows,
         "step_ms": {str(window): step_milliseconds(window) for window in args.windows},
     }

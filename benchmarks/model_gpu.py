@@ -35,7 +35,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -50,6 +49,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 import torch  # noqa: E402
+
+from vort.lab.report.provenance import provenance  # noqa: E402
 
 LAYERS, WIDTH, HEADS, VOCABULARY, MLP = 24, 1024, 16, 32_000, 2816
 TRAINING = [(4, 8192), (16, 2048), (1, 32_768), (1, 131_072), (1, 2048)]
@@ -392,13 +393,8 @@ def about() -> dict[str, str]:
         except PackageNotFoundError:
             return "not installed"
 
-    packages = ("torch", "triton", "transformers", "flash-linear-attention")
-    versions = {name: of(name) for name in packages}
-    words = [w for w in sys.argv[1:] if w not in ("--resume",)]
-    command = shlex.join(["python", "benchmarks/model_gpu.py", *(Path(w).name for w in words)])
-    commit = os.environ.get("VORT_COMMIT", "unknown: set VORT_COMMIT")
-    device = torch.cuda.get_device_name()
-    return {"command": command, "commit": commit, "device": device, **versions}
+    packages = ("triton", "transformers", "flash-linear-attention")
+    return {**provenance(), **{name: of(name) for name in packages}}
 
 
 def begin_run(found: dict[str, Any], run: dict[str, Any]) -> int | None:

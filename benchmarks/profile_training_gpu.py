@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.models import build_model
-from vort.lab.report.folder import provenance
+from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training.data import compact, fill_up
 from vort.lab.training.scorer import Scorer

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import torch
 
+from vort.lab.report.provenance import provenance
 from vort.ops.retention import empty_state, retention, retention_step
 
-HEADS, WIDTH, TERMS, THREADS = 4, 64, 8, 2
+HEADS, WIDTH, SCALES, THREADS = 4, 64, 8, 2
 RATES = (-3.0, 0.8)  # powers of ten: from a thousand steps to a fraction of one
 
 # time(8192) / SDPA beside busy processes, over the same with the machine to itself
@@ -43,16 +44,16 @@ TARGETS = {
 }
 
 
-def inputs(length: int, terms: int) -> list[torch.Tensor]:
+def inputs(length: int, scales: int) -> list[torch.Tensor]:
     """q, k, v, write that need gradients, and fixed decays."""
     q, k, v = (torch.randn(1, length, HEADS, WIDTH).requires_grad_() for _ in range(3))
-    write = torch.rand(1, length, HEADS, terms).requires_grad_()
-    return [q, k, v, write, -torch.logspace(*RATES, terms)]
+    write = torch.rand(1, length, HEADS, scales).requires_grad_()
+    return [q, k, v, write, -torch.logspace(*RATES, scales)]
 
 
 def train_retention(length: int, *, gated: bool = False) -> Callable[[], None]:
-    tensors = inputs(length, TERMS)
-    read = torch.rand(1, length, HEADS, TERMS).requires_grad_() if gated else None
+    tensors = inputs(length, SCALES)
+    read = torch.rand(1, length, HEADS, SCALES).requires_grad_() if gated else None
     upstream = torch.randn(1, length, HEADS, WIDTH)
 
     def run() -> None:
@@ -73,9 +74,9 @@ def train_attention(length: int) -> Callable[[], None]:
 
 
 def decode_step() -> Callable[[], None]:
-    state = empty_state(1, HEADS, TERMS, WIDTH, WIDTH)
-    token = [torch.rand(1, HEADS, size) for size in (WIDTH, WIDTH, WIDTH, TERMS)]
-    log_decay = -torch.logspace(*RATES, TERMS)
+    state = empty_state(1, HEADS, SCALES, WIDTH, WIDTH)
+    token = [torch.rand(1, HEADS, size) for size in (WIDTH, WIDTH, WIDTH, SCALES)]
+    log_decay = -torch.logspace(*RATES, SCALES)
 
     @torch.no_grad()
     def run() -> None:
@@ -123,18 +124,18 @@ def resident(which: str) -> int:
     raise RuntimeError(f"no {which} in /proc/self/status: memory is measured on Linux only")
 
 
-def measure_memory(terms: int, length: int) -> None:
+def measure_memory(scales: int, length: int) -> None:
     """Print the peak of one forward and backward over the size before the inputs, in bytes."""
     torch.set_num_threads(THREADS)
     retention(*inputs(16, 1))[0].sum().backward()  # libraries load on first use
     before = resident("VmRSS")
-    tensors = inputs(length, terms)
+    tensors = inputs(length, scales)
     retention(*tensors, backend="chunk")[0].backward(torch.ones(1, length, HEADS, WIDTH))
     print(resident("VmHWM") - before)
 
 
-def memory_in_a_process(terms: int, length: int) -> int:
-    command = [sys.executable, __file__, "--memory-of", str(terms), str(length)]
+def memory_in_a_process(scales: int, length: int) -> int:
+    command = [sys.executable, __file__, "--memory-of", str(scales), str(length)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
@@ -164,28 +165,29 @@ def measure(rounds: int, busy: int) -> dict[str, object]:
             beside = take_turns(long, max(5, rounds // 2))
     times.update(steps)
     best = {name: min(values) for name, values in times.items()}
-    memory = {terms: memory_in_a_process(terms, 16384) for terms in (1, TERMS)}
+    memory = {scales: memory_in_a_process(scales, 16384) for scales in (1, SCALES)}
     ratios = {
         "time(8192) / SDPA": best["retention 8192"] / best["SDPA 8192"],
         "time(2048) / SDPA": best["retention 2048"] / best["SDPA 2048"],
         "time(16384) / time(8192)": best["retention 16384"] / best["retention 8192"],
-        "memory(S=8) / memory(S=1) at 16384": memory[TERMS] / memory[1],
+        "memory(S=8) / memory(S=1) at 16384": memory[SCALES] / memory[1],
         "one step [ms]": best["step"] * 1e3,
     }
     if busy:
         ratios[BESIDE] = ratio(beside, "retention 8192") / ratio(times, "retention 8192")
     targets = {name: target for name, target in TARGETS.items() if name in ratios}
     return {
-        "device": platform.processor() or platform.machine(),
-        "threads": THREADS,
-        "load_average_before": load,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "command": "python benchmarks/retention_cpu.py",
-        "shape": {"B": 1, "H": HEADS, "K": WIDTH, "V": WIDTH, "S": TERMS, "dtype": "float32"},
+        "made_by": {
+            **provenance(),
+            "device": platform.processor() or platform.machine(),
+            "threads": THREADS,
+            "load_average_before": load,
+        },
+        "shape": {"B": 1, "H": HEADS, "K": WIDTH, "V": WIDTH, "S": SCALES, "dtype": "float32"},
         "rounds": rounds,
         "best_ms": {name: value * 1e3 for name, value in best.items()},
         "median_ms": {name: statistics.median(x) * 1e3 for name, x in times.items()},
-        "memory_mib": {f"S={terms}": value / 2**20 for terms, value in memory.items()},
+        "memory_mib": {f"S={scales}": value / 2**20 for scales, value in memory.items()},
         "busy": {
             "processes": busy,
             "median_ms": {name: statistics.median(x) * 1e3 for name, x in beside.items()},
@@ -201,7 +203,7 @@ def measure(rounds: int, busy: int) -> dict[str, object]:
 
 
 def show(result: dict) -> None:
-    if result["load_average_before"] > 0.5:
+    if result["made_by"]["load_average_before"] > 0.5:
         print("others use this machine: parallel runs wait for them, and ratios come out too high")
     print(f"{'forward + backward':<38}{'best ms':>10}{'median ms':>12}")
     for name, value in result["best_ms"].items():

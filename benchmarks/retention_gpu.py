@@ -38,6 +38,8 @@ sys.path.insert(0, str(ROOT / "src"))
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from vort.lab.report.provenance import provenance  # noqa: E402
+
 HEADS_WIDTH = 1024  # heads times head size, the same for both head sizes
 TOKENS = 131_072
 SCALES = (1, 4, 8, 12, 16)
@@ -417,16 +419,14 @@ def line(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     return f"{head} {' '.join(fields)} {floors:>13} {ratios:>13} {row.get('note', '')}"
 
 
-def about(quick: bool) -> dict[str, Any]:
+def about() -> dict[str, Any]:
     """Where the figures come from."""
     import triton
 
     found = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        **provenance(),
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": "python benchmarks/retention_gpu.py" + (" --quick" if quick else ""),
         "autotuning": "of other packages' kernels: every configuration, 8 ms a trial",
     }
     try:
@@ -449,9 +449,10 @@ def finished_rows(
     before: dict[str, Any], now: dict[str, Any], phases: tuple[list[str], ...]
 ) -> list[dict[str, Any]]:
     """Rows of an earlier run whose shape it finished, phase by phase."""
-    for key in ("device", "torch", "triton", "flash-linear-attention", "autotuning"):
-        if before.get(key) != now[key]:
-            sys.exit(f"cannot resume: {key} was {before.get(key)!r}, is {now[key]!r}")
+    former, current = before.get("made_by", {}), now["made_by"]
+    for key in ("device", "code", "torch", "triton", "flash-linear-attention", "autotuning"):
+        if former.get(key) != current[key]:
+            sys.exit(f"cannot resume: {key} was {former.get(key)!r}, is {current[key]!r}")
     now["compile_s"] |= before["compile_s"]
     rows = [row for row in before["rows"] if "TimeoutError" not in row.get("note", "")]
     return [
@@ -480,7 +481,7 @@ def main() -> None:
     names = arguments.methods or (QUICK if quick else FULL)
     cut = shapes(quick)
     early, late = ([n for n in names if (n in LATE) == is_late] for is_late in (False, True))
-    result = about(quick) | {"rows_wanted": len(cut) * len(names), "compile_s": {}}
+    result = {"made_by": about(), "rows_wanted": len(cut) * len(names), "compile_s": {}}
     rows: list[dict[str, Any]] = []
     if arguments.resume and arguments.out and arguments.out.exists():
         rows = finished_rows(json.loads(arguments.out.read_text()), result, (early, late))

@@ -14,7 +14,7 @@ import torch
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import Cell
 from vort.lab.experiments.models import build_model
-from vort.lab.report.folder import provenance
+from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, train
 

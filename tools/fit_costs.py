@@ -97,7 +97,8 @@ def main() -> None:
     source, other = Path(sys.argv[1]), Path(sys.argv[2])
     document, peers = json.loads(source.read_text()), json.loads(other.read_text())
     made_by = {key: document["made_by"][key] for key in ("device", "commit", "torch", "triton")}
-    made_by |= {"file": source.name, "attention": f"{other.name} at {peers['commit']}"}
+    commit = peers.get("made_by", peers)["commit"]  # older files have it beside the rows
+    made_by |= {"file": source.name, "attention": f"{other.name} at {commit}"}
     costs = fit(document["vort"], peers["rows"], made_by)
     OUT.write_text(json.dumps(vars(costs), indent=1) + "\n")
     shape = Shape.of(**SETTINGS)

@@ -27,6 +27,7 @@ Row = dict[str, Any]
 
 def main() -> None:
     record = json.loads((ROOT / "results" / "bench" / "retention_gpu.json").read_text())
+    device = record.get("made_by", record)["device"]  # older files have it beside the rows
     timed = [row for row in record["rows"] if "both_ms" in row]
     target = ROOT / "docs" / "assets" / "retention_gpu.png"
     growth = _growth_rows(timed)
@@ -34,7 +35,7 @@ def main() -> None:
     with figure(target, panels, 5.1 * panels, 3.9) as axes:
         for axis, shape in zip(axes, SHAPES, strict=False):
             rows = [r for r in timed if (r["batch"], r["length"], r["head_size"]) == shape]
-            _bars(axis, sorted(rows, key=lambda row: -row["both_ms"]), shape, record["device"])
+            _bars(axis, sorted(rows, key=lambda row: -row["both_ms"]), shape, device)
         if growth:
             _growth(axes[-1], growth)
     print(target.relative_to(ROOT))

@@ -7,7 +7,8 @@ import pytest
 
 from tests.lab.report.cases import cell_of, make_run, write
 from vort.lab.experiments import EXPERIMENTS
-from vort.lab.report.folder import provenance, read_cells, read_run, write_summary
+from vort.lab.report.folder import read_cells, read_run, write_summary
+from vort.lab.report.provenance import provenance
 from vort.lab.report.run_page import report_page
 
 

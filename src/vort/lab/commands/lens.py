@@ -90,8 +90,8 @@ def _page(
     """The page, and what is to be said of it."""
     import torch
 
-    from vort.lab.report.folder import provenance
     from vort.lab.report.lens import lens_page, memory_in_words, view_text
+    from vort.lab.report.provenance import provenance
 
     settings = model.model.layers[0].self_attn.memory.settings
     source, ids = _read(tokenizer, file, max_tokens, settings.use_entity)

@@ -23,7 +23,6 @@ __all__ = [
     "Part",
     "Run",
     "mapping",
-    "provenance",
     "read_cells",
     "read_run",
     "rows_of",

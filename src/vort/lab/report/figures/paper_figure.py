@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vort.files import write_atomically
-from vort.lab.report.folder import mapping, provenance, read_cells
+from vort.lab.report.folder import mapping, read_cells
+from vort.lab.report.provenance import provenance
 
 __all__ = ["Found", "Need", "PaperFigure", "caption_of", "read_records", "write_captions"]
 
