@@ -105,15 +105,32 @@ def test_the_future_never_reaches_the_past(kind: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_scored_on_nothing(side: str) -> None:
-    """The position before a row's first token least of all, where padding is on the left."""
+@pytest.mark.parametrize("marked", [True, False])
+def test_padding_is_scored_on_nothing(side: str, marked: bool) -> None:
+    """Nor is a token scored on it, be it marked in the labels or not."""
     model, ids = MODELS["vort"], tokens(1, 12)
     padding = torch.zeros(1, 5, dtype=torch.long)
     beside = (lambda x, y: [y, x]) if side == "left" else (lambda x, y: [x, y])
     padded, mask = (torch.cat(beside(x, padding), 1) for x in (ids, torch.ones_like(ids)))
-    labels = padded.masked_fill(mask == 0, -100)
+    labels = padded.masked_fill(mask == 0, -100) if marked else padded
     got = model(padded, attention_mask=mask, labels=labels).loss
     torch.testing.assert_close(got, model(ids, labels=ids).loss, **CLOSE)
+
+
+def test_shifted_labels_may_name_what_stands_in_padding() -> None:
+    model, ids = MODELS["vort"], tokens(1, 8)
+    mask, shifted = torch.ones_like(ids), ids.roll(-1, 1)
+    mask[:, 6:] = 0
+    found = model(ids, attention_mask=mask, shift_labels=shifted)
+    expected = torch.nn.functional.cross_entropy(found.logits[0, :6], shifted[0, :6])
+    torch.testing.assert_close(found.loss, expected)
+
+
+@pytest.mark.parametrize("name", ["labels", "shift_labels"])
+def test_labels_of_no_position_are_refused(name: str) -> None:
+    none = tokens(2, 5)[:, :0]
+    with pytest.raises(ValueError, match=r"labels must be of at least one position, got \[2, 0\]"):
+        MODELS["vort"](none, **{name: none})
 
 
 def test_the_loss_is_cross_entropy_of_the_next_token() -> None:

@@ -444,9 +444,9 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
 
         Args as in `VortModel.forward`, and:
             labels: `[B, T]`, the tokens themselves: position t is scored on t + 1; -100 is left
-                out. Packed sequences should have -100 at each start. In training on a GPU the loss
-                is made without ever holding all logits: `logits` is then None, unless
-                `logits_to_keep` asks for some.
+                out, and so is what `attention_mask` calls padding. Packed sequences should have
+                -100 at each start. In training on a GPU the loss is made without ever holding all
+                logits: `logits` is then None, unless `logits_to_keep` asks for some.
             logits_to_keep: the last so many positions, or an index of positions; 0: all. The loss
                 is that of the same positions.
             num_items_in_batch: what the sum of losses is divided by; tokens scored by default.
@@ -499,6 +499,8 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
                 f"labels must be {list(hidden.shape[:2])}, one for each position, "
                 f"got {list(targets.shape)}"
             )
+        if targets is not None and not targets.shape[1]:
+            raise ValueError(f"labels must be of at least one position, got {list(targets.shape)}")
         whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if targets is not None and self.training and whole and is_plain(hidden, self.lm_head):
             count = num_items_in_batch
@@ -596,13 +598,19 @@ def packs_well(hidden: Tensor) -> bool:
 def _targets(
     labels: Tensor | None, shift_labels: Tensor | None, mask: Tensor | None
 ) -> Tensor | None:
-    """What each position is scored on, `[B, T]`; -100: on nothing, as padding is."""
-    targets = shift_labels
-    if labels is not None and targets is None:
-        targets = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    if targets is None or mask is None:
-        return targets
-    return targets.masked_fill(present(mask, *targets.shape[:2]) == 0, -100)
+    """What each position is scored on, `[B, T]`; -100: on nothing.
+
+    Padding is scored on nothing, and of `labels` nothing is scored on it: they hold whatever stands
+    there. Who has shifted them has said what counts.
+    """
+    given = labels if shift_labels is None else shift_labels
+    if given is None:
+        return None
+    padding = None if mask is None else present(mask, *given.shape[:2]) == 0
+    if shift_labels is None:
+        known = given if padding is None else given.masked_fill(padding, -100)
+        given = nn.functional.pad(known[:, 1:], (0, min(1, known.shape[1])), value=-100)
+    return given if padding is None else given.masked_fill(padding, -100)
 
 
 def _leaves_to_kernels(hidden: Tensor) -> bool:
