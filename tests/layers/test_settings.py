@@ -107,10 +107,19 @@ def test_a_memory_takes_settings_whole_or_by_name(memory: str) -> None:
     assert isinstance(VortAttention(**options).memory, MEMORIES[memory])
 
 
-@pytest.mark.parametrize("name", ["head_dim", "horizon", "num_scales", "softmax_cache_size"])
+@pytest.mark.parametrize(
+    "name", ["head_dim", "horizon", "num_features", "num_scales", "softmax_cache_size"]
+)
 def test_what_is_out_of_range_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}.* at least"):
         LayerSettings(**{name: 0})
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "exponential_rate"])
+def test_a_number_that_would_make_all_others_none_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive and finite, got"):
+        LayerSettings(**{name: value})
 
 
 def test_as_printed_means_the_same_everywhere() -> None:

@@ -32,6 +32,13 @@ def test_a_wrong_type_is_an_error() -> None:
         VortConfig(hidden_size="wide")
 
 
+@pytest.mark.parametrize("value", [0, -5])
+@pytest.mark.parametrize("name", ["vocab_size", "intermediate_size", "mlp_size"])
+def test_sizes_of_nothing_are_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+        config_of(**{name: value})
+
+
 def test_derived_sizes() -> None:
     config = VortConfig(hidden_size=96, num_attention_heads=3)
     assert (config.head_dim, config.num_key_value_heads) == (32, 3)

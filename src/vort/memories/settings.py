@@ -184,10 +184,6 @@ class LayerSettings:
                 f'leak needs routing="continuous", whose slowest scale keeps for good, '
                 f"got {self.routing!r}"
             )
-        if self.exponential_rate is not None and not 0 < self.exponential_rate < math.inf:
-            raise ValueError(
-                f"exponential_rate must be positive and finite, got {self.exponential_rate}"
-            )
 
     @property
     def reads_spread(self) -> bool:
@@ -236,7 +232,9 @@ class LayerSettings:
                 f"got {self.sliding_window}"
             )
         for name, least in (
+            ("hidden_size", 1),
             ("horizon", 1),
+            ("num_features", 1),
             ("num_scales", 1),
             ("num_banks", 1),
             ("softmax_cache_size", 1),
@@ -245,6 +243,10 @@ class LayerSettings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        for name in ("rms_norm_eps", "rope_theta", "exponential_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
 
     def head_sizes(self) -> tuple[int, int, int]:
         """Query heads, key and value heads, and the size of a head."""

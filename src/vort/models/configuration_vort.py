@@ -3,6 +3,7 @@
 # transformers leaves its own hooks untyped.
 # mypy: disable-error-code="no-untyped-call"
 
+import math
 from copy import copy
 from dataclasses import fields
 from functools import cache
@@ -204,6 +205,14 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         layers, size = self.num_hidden_layers, self.hidden_size
         if not 0 < layers <= _MOST_LAYERS:
             raise ValueError(f"num_hidden_layers must lie in 1..{_MOST_LAYERS}, got {layers}")
+        for name in ("vocab_size", "intermediate_size", "mlp_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.initializer_range < math.inf:
+            raise ValueError(
+                f"initializer_range must be 0 or more and finite, got {self.initializer_range}"
+            )
         heads, kv_heads, head_dim = self.head_sizes()
         assert self.intermediate_size is not None
         mixed = (2 * heads + 2 * kv_heads) * head_dim * (size + self.conv_size)
