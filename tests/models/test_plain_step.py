@@ -1,5 +1,6 @@
 """A token's step on a CPU: what the model would say, whole or not at all, and never of the past."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.models.cases import WINDOW, model_of, tokens
 from vort.layers import plain_step
@@ -218,6 +219,68 @@ def test_changed_weights_and_whoever_watches_are_noticed_between_tokens() -> Non
     again = other(ids[:, 1:2], past_key_values=cache, use_cache=True).logits
     assert torch.equal(found, again)
     assert kept.get_seq_length() == LENGTH + 3
+
+
+def _optimized(model: VortForCausalLM) -> None:
+    """A step of Trainer's optimizer, which on a CPU leaves every version as it was."""
+    with torch.enable_grad():
+        ids = tokens(1, LENGTH)
+        model(ids, labels=ids).loss.backward()
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+
+
+def _averaged(model: VortForCausalLM) -> None:
+    for weight in model.parameters():
+        weight.data.mul_(0.5)
+
+
+def _given_others(model: VortForCausalLM) -> None:
+    model.lm_head.weight.data = torch.ones_like(model.lm_head.weight)
+
+
+def _replaced(model: VortForCausalLM) -> None:
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj.weight = nn.Parameter(2 * mlp.up_proj.weight.detach())
+
+
+def _with_another_part(model: VortForCausalLM) -> None:
+    layer = model.model.layers[1]
+    layer.mlp = deepcopy(layer.mlp)
+    layer.mlp.up_proj.weight.data.mul_(2)
+
+
+# What is noticed between two tokens of one memory; a new one looks at what weights hold.
+AT_ONCE = [_optimized, _given_others, _replaced, _with_another_part]
+
+
+@pytest.mark.parametrize(
+    ("change", "within"),
+    [*((change, True) for change in AT_ONCE), *((c, False) for c in (*AT_ONCE, _averaged))],
+)
+@torch.no_grad()
+def test_weights_that_change_and_do_not_count_it_are_noticed(
+    change: Callable[[VortForCausalLM], None], within: bool, made: list[int]
+) -> None:
+    model, ids = model_of(), tokens(1, LENGTH)
+    _, cache = logits_of(model, ids)
+    change(model)
+    if not within:
+        _, cache = logits_of(model, ids)
+    other = VortForCausalLM(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    kept, steps = cache.copy(), len(made)
+    found = model(ids[:, :1], past_key_values=cache, use_cache=True).logits
+    assert len(made) == steps + 1
+    again = other(ids[:, :1], past_key_values=kept, use_cache=True).logits
+    torch.testing.assert_close(found, again, atol=2e-5, rtol=2e-5)
+
+
+@torch.no_grad()
+def test_a_token_that_no_embedding_has_is_refused() -> None:
+    model, ids = model_of(), tokens(1, LENGTH)
+    _, cache = logits_of(model, ids)
+    with pytest.raises(IndexError, match=r"token must lie in 0\.\..*, got -1"):
+        model(torch.tensor([[-1]]), past_key_values=cache, use_cache=True)
 
 
 @torch.no_grad()

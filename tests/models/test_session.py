@@ -175,6 +175,21 @@ def test_weights_changed_after_a_save_are_noticed(tmp_path: Path) -> None:
         VortSession.load(tmp_path / "state", model)
 
 
+def test_weights_that_a_fused_optimizer_changed_are_noticed(tmp_path: Path) -> None:
+    """On a CPU it does not count that it writes."""
+    model = make_model()
+    started(model).save(tmp_path / "state")
+    ids = torch.arange(8)[None]
+    model(ids, labels=ids).loss.backward()
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+    with pytest.raises(ValueError, match="weights"):
+        VortSession.load(tmp_path / "state", model)
+    started(model).save(tmp_path / "state")
+    model.save_pretrained(tmp_path / "model")
+    again = VortForCausalLM.from_pretrained(tmp_path / "model")
+    assert VortSession.load(tmp_path / "state", again).tokens_seen == len(PROMPT)
+
+
 def test_another_version_is_refused(
     model: VortForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,12 +13,14 @@ from dataclasses import fields
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
+from zlib import crc32
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vort.layers.cache import LayerStates
 from vort.layers.parts import RMSNorm, VortMLP
@@ -50,8 +52,10 @@ _steps: "WeakKeyDictionary[nn.Module, PlainStep]" = WeakKeyDictionary()
 def plain_step_for(model: Any, states: LayerStates) -> "PlainStep | None":
     """What moves `states` on by a token of one row; None: the model has to be called.
 
-    Every token asks whether weights have changed or somebody watches a module; all else is asked
-    when a row of steps begins.
+    Every token asks whether weights or modules are others, or somebody watches a module. When a row
+    of steps begins all else is asked, what the weights hold among it: not all that writes to them
+    counts as a version (a fused optimizer on a CPU, whatever goes by way of `.data`; the latter is
+    not noticed between two tokens of one memory).
     """
     known = _steps.get(model)
     if known is not None and known.goes_on(model, states):
@@ -59,7 +63,7 @@ def plain_step_for(model: Any, states: LayerStates) -> "PlainStep | None":
     blocks = model.model.layers
     if not all(type(block.self_attn.memory) is VortMemory for block in blocks) or not _fits(model):
         return None
-    if known is None or known.made_for != fingerprint(model):
+    if known is None or known.made_for != (fingerprint(model), _contents(model)):
         known = _steps[model] = PlainStep(model)
     return known if known.takes(states) else None
 
@@ -72,6 +76,23 @@ def fingerprint(model: Any) -> int:
     return hash((*weights, *horizons))
 
 
+def _contents(model: Any) -> tuple[int, ...]:
+    """A checksum of each weight; reading them all is what some two tokens cost."""
+    arrays = (np.ascontiguousarray(weight.detach().numpy()) for weight in model.parameters())
+    return tuple(crc32(array.data) for array in arrays)
+
+
+_optimizer_steps = 0
+
+
+def _count_optimizer_steps(*_: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+register_optimizer_step_post_hook(_count_optimizer_steps)
+
+
 class PlainStep:
     """A token in, logits out, states moved on.
 
@@ -79,10 +100,16 @@ class PlainStep:
     """
 
     def __init__(self, model: Any) -> None:
-        self.made_for = fingerprint(model)
+        self.made_for = (fingerprint(model), _contents(model))
         # As long as this is kept, so is the model: no reference to the whole of it.
         self._weights = list(model.parameters())
         self._modules = [module for module in model.modules() if module is not model]
+        self._places = [
+            (place, name, held)
+            for module in model.modules()
+            for place in (module._parameters, module._modules)
+            for name, held in place.items()
+        ]
         self._versions = self._count()
         base, self._head = model.model, model.lm_head.weight
         with torch.inference_mode(False), torch.no_grad():
@@ -103,8 +130,9 @@ class PlainStep:
         buffers = states.buffers
         if buffers is None or buffers.maker is not self or not buffers.hold(states):
             return False
-        same = model.lm_head.weight is self._head and self._count() == self._versions
-        return same and not is_watched(model, *self._modules)
+        if self._count() != self._versions or any(p.get(n) is not x for p, n, x in self._places):
+            return False
+        return not is_watched(model, *self._modules)
 
     def takes(self, states: LayerStates) -> bool:
         """Whether the states are those of one row, in float32, of equally many tokens."""
@@ -122,6 +150,8 @@ class PlainStep:
 
     def __call__(self, token: int, states: LayerStates) -> Tensor:
         """Logits `[V]` after one more token, which `states` then hold, or nothing has changed."""
+        if not 0 <= token < len(self._output):
+            raise IndexError(f"token must lie in 0..{len(self._output) - 1}, got {token}")
         with self._lock:  # blocks have room for one token's numbers
             return self._step(token, states)
 
@@ -161,8 +191,9 @@ class PlainStep:
         window = self._window
         return _Place(seen, seen % window, (seen - 1) % window, min(seen + 1, window), turn)
 
-    def _count(self) -> int:
-        return sum([p._version for p in self._weights])
+    def _count(self) -> tuple[int, int]:
+        """What changes with what weights hold or where they lie, as far as it is cheap to ask."""
+        return _optimizer_steps, sum([p._version + p.data_ptr() for p in self._weights])
 
 
 class _Twins(NamedTuple):

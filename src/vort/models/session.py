@@ -248,17 +248,26 @@ def _config_digest(model: VortForCausalLM) -> str:
 
 
 def _weights_digest(model: VortForCausalLM) -> str:
-    """Digest of all weights, computed again only if one was written to since."""
+    """Digest of all weights, computed again only if what they hold has changed."""
     weights = model.state_dict()
-    # Tensors made in inference mode do not count how often they are written to.
-    counted = not any(x.is_inference() for x in weights.values())
-    stamp = [(x.data_ptr(), x.dtype, x._version) for x in weights.values()] if counted else None
+    stamp = _stamp(weights)
     known = _weights_digests.get(model)
-    if known is None or stamp is None or known[0] != stamp:
+    if known is None or known[0] != stamp:
         digest = hashlib.sha256()
         update_digest(digest, weights)
         known = _weights_digests[model] = (stamp, digest.hexdigest())
     return known[1]
+
+
+def _stamp(weights: dict[str, Tensor]) -> list[Any]:
+    """What is another where weights are: where they lie, their norms and their sums.
+
+    Versions would not do: fused optimizers on a CPU, and whatever goes by way of `.data`, write to
+    weights and do not count it.
+    """
+    held = (x if x.is_floating_point() else x.float() for x in weights.values())
+    sums = [float(sum_of(x)) for x in held for sum_of in (torch.linalg.vector_norm, torch.sum)]
+    return [*((x.data_ptr(), x.dtype) for x in weights.values()), *sums]
 
 
 def _check_origin(path: Path, about: dict[str, Any], model: VortForCausalLM) -> None:
