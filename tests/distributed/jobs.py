@@ -152,6 +152,48 @@ def sent(rank: int, lengths: tuple[int, ...], memory: str) -> list[dict[str, int
     return found
 
 
+def calls() -> dict[str, dict[str, Any]]:
+    """Ways to ask for the same, but for labels beside input_ids and a whole answer by name."""
+    rows, packed = batch_of("rows"), batch_of("packed")
+    ids, bounds = rows["input_ids"], packed.pop("cu_seqlens").int()
+    longest = int(bounds.diff().max())
+    return {
+        "shifted": {"input_ids": ids, "shift_labels": ids.roll(-1, 1)},
+        "flash": {
+            **packed,
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        },
+        "tuple": {**rows, "return_dict": False},
+        "kept": {**rows, "logits_to_keep": 5},
+        "kept_tuple": {**rows, "logits_to_keep": 5, "return_dict": False},
+    }
+
+
+def answer(model: nn.Module, call: dict[str, Any]) -> Any:
+    """Loss, the logits if some were asked for, and gradients."""
+    model.zero_grad()
+    found = model(**call)
+    found[0].backward()
+    grads = {name: x.grad for name, x in model.named_parameters()}
+    return float(found[0].detach()), found[1].detach(), grads
+
+
+def answered(rank: int) -> Any:
+    """`answer` to all `calls`, gradients averaged."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, found = context_parallel(model_of("vort"), mesh), {}
+    for name, call in calls().items():
+        loss, logits, grads = answer(model, call)
+        for x in grads.values():
+            dist.all_reduce(x)
+            x /= dist.get_world_size()
+        found[name] = loss, logits.numpy(), {key: whole(x) for key, x in grads.items()}
+    return found
+
+
 def refused(rank: int) -> list[str]:
     """What context parallel says no to."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "context"))
@@ -168,6 +210,8 @@ def refused(rank: int) -> list[str]:
     model = context_parallel(model_of("vort"), mesh["context"])
     refuses(lambda: model(tokens(1, 15)))
     refuses(lambda: model(**batch_of("packed"), use_cache=True))
+    refuses(lambda: model(**batch_of("padded"), logits_to_keep=5))
+    refuses(lambda: model(**batch_of("rows"), logits_to_keep=torch.tensor([60])))
     return said
 
 

@@ -92,13 +92,27 @@ def test_traffic_is_states_and_halos_and_does_not_know_the_length() -> None:
             assert found == {"halo": neighbours * halo, "states": 2 * state, "calls": 4}
 
 
+def test_however_a_loss_is_asked_for_it_is_that_of_one_process() -> None:
+    model, calls = jobs.model_of("vort"), jobs.calls()
+    for found in run(2, jobs.answered):
+        for name, call in calls.items():
+            loss, logits, gradients = jobs.answer(model, call)
+            assert abs(found[name][0] - loss) < 1e-5, name
+            if "logits_to_keep" in call:
+                assert np.abs(found[name][1] - logits.numpy()).max() < 1e-5, name
+            for key, gradient in gradients.items():
+                assert np.abs(found[name][2][key] - gradient.numpy()).max() < 1e-5, (name, key)
+
+
 def test_what_cannot_be_cut_is_refused_in_a_line() -> None:
     for said in run(2, jobs.refused):
-        assert len(said) == 4
+        assert len(said) == 6
         assert said[0].startswith('mesh must have one dimension, such as mesh["context"], got 2')
         assert "SoftmaxMemory" in said[1]
         assert said[2].startswith("15 tokens are too few for 2 ranks: each must have at least 8")
         assert said[3].startswith("use_cache needs rows of one sequence each")
+        assert said[4].startswith("logits_to_keep needs rows of one length, without padding")
+        assert said[5].startswith("logits_to_keep must be a number")
         assert not any("\n" in line for line in said)
 
 

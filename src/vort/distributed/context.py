@@ -279,7 +279,7 @@ class _Cutter:
         if kwargs.get("part") is not None:
             return None
         called = signature(model.forward).bind_partial(*args, **kwargs).arguments
-        given = {**called, **called.pop("kwargs", {})}
+        given = called.pop("kwargs", {}) | called
         rows = given.get("input_ids")
         rows = given.get("inputs_embeds") if rows is None else rows
         if rows is None or self._goes_on(given) or self._is_short(given, rows.shape[1]):
@@ -304,13 +304,15 @@ class _Cutter:
         """The loss of the whole batch; the last logits of all where some are asked for."""
         if kwargs.get("part") is None:
             return None
-        loss = getattr(output, "loss", None)
-        if loss is not None:
-            output["loss"] = sum_over_ranks(loss, self.group)
-        kept = kwargs.get("logits_to_keep", 0)
-        if isinstance(kept, int) and kept > 0 and getattr(output, "logits", None) is not None:
-            output["logits"] = from_last(output.logits, self.group)
-        return output
+        scored = kwargs.get("shift_labels") is not None
+        # A tuple has no names: the loss is first, if there is one, and logits are next.
+        loss, logits = (0, int(scored)) if isinstance(output, tuple) else ("loss", "logits")
+        found: Any = list(output) if isinstance(output, tuple) else output
+        if scored:
+            found[loss] = sum_over_ranks(found[loss], self.group)
+        if kwargs.get("logits_to_keep"):
+            found[logits] = from_last(found[logits], self.group)
+        return tuple(found) if isinstance(output, tuple) else found
 
     def _goes_on(self, given: Mapping[str, Any]) -> bool:
         """Whether the call goes on with a cache: every rank then does all of it."""
@@ -329,8 +331,17 @@ class _Cutter:
         """
         from vort.models.modeling_vort import _targets
 
-        mask = given.pop("attention_mask", None)
+        mask, kept = given.pop("attention_mask", None), given.get("logits_to_keep", 0)
+        if not isinstance(kept, int):
+            raise ValueError(
+                "logits_to_keep must be a number where sequences are cut over ranks, "
+                f"got {type(kept).__name__}"
+            )
         targets = _targets(given.pop("labels", None), given.pop("shift_labels", None), mask)
+        if targets is not None and kept:
+            # The loss is that of the positions kept: the last of the whole, not of each rank.
+            targets = targets.clone()
+            targets[:, :-kept] = _IGNORED
         if targets is not None:
             given["shift_labels"] = targets
         rows = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
@@ -343,6 +354,11 @@ class _Cutter:
             packing = Packing.of_tokens(mask)
         if packing is None:
             return None
+        if kept and packing.spread:
+            raise ValueError(
+                "logits_to_keep needs rows of one length, without padding, where sequences are cut "
+                f"over ranks, got logits_to_keep={kept}"
+            )
         for name in ("input_ids", "inputs_embeds", *_ALONG):
             if given.get(name) is not None:
                 given[name] = packing.lay(given[name])
