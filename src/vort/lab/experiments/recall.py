@@ -51,7 +51,7 @@ QUADRATIC = ("softmax",)
 # Of a cell, beside the condition it is trained under.
 _COORDINATES = ("task", "model", "seed", "set", "share")
 # Of a table with more rows than a picture has lines for.
-_ALSO_DRAWN = ("mixture", "exponential", "softmax")
+_ALSO_DRAWN = ("mixture", "exponential", "softmax", "linear_gated")
 # What `vort figures` draws: one model is enough, and it is small.
 _FOR_FIGURES = ("strip", "reads", "by_order")
 
@@ -364,7 +364,8 @@ def _summary(
             steps = members[0]["steps"]
             less = "" if steps == most else f", {steps:,} steps"
             lines[_label(row) + less] = members
-        draw_by_lag(path, lines, title)
+        under = "" if len(conditions) == 1 else f", {next(iter(conditions))}"
+        draw_by_lag(path, lines, title + under)
 
     caption = (
         "Test accuracy by lag between source and query; bands are the range over seeds. Beside it "
