@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.lab.experiments.tiny import books
+from tests.lab.experiments.tiny import small_books
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.books_deep import LINEAR, ROWS
 from vort.lab.experiments.cell import Cell, RunFolder
@@ -22,11 +22,6 @@ from vort.models import VortForCausalLM
 
 DEEP, DEEPER = EXPERIMENTS["books_deep"], EXPERIMENTS["books_deeper"]
 BOOKS = Path("somewhere")
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Path:
-    return books(tmp_path / "books")
 
 
 @pytest.mark.parametrize("name", ["books_deep", "books_deeper"])
@@ -115,14 +110,10 @@ def test_all_rows_enter_the_search_with_one_budget() -> None:
 
 
 def small(cell: Cell, source: Path) -> Cell:
-    task = {**cell.task, "source": str(source), "length": 32, "bounds": [16]}
-    task["validation_files"] = 1
-    config = {**cell.config, "hidden_size": 16, "num_attention_heads": 2, "sliding_window": 8}
-    training = {**cell.training, "steps": 2, "batch_size": 2, "evaluation_sequences": 2}
-    training |= {"test_sequences": 2, "workers": 0}
-    after = {"reading": {"lengths": [32, 200], "bounds": [16, 64], "most": {"32": 2}}}
+    config = {"hidden_size": 16, "num_attention_heads": 2}
     config |= {"horizon": 100} if cell.model == "vort" else {}
-    return replace(cell, task=task, config=config, training=training, after=after)
+    after = {"reading": {"lengths": [32, 200], "bounds": [16, 64], "most": {"32": 2}}}
+    return replace(small_books(cell, source, config, test_sequences=2), after=after)
 
 
 def test_every_row_runs_and_is_summed_up(tmp_path: Path, shelf: Path) -> None:

@@ -1,7 +1,6 @@
 """Ideas on validation books: what is predicted, what is run, what comes of it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from tools.make_results_page import ideas_page
 
-from tests.lab.experiments.tiny import books
+from tests.lab.experiments.tiny import books, small_books
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.books_research import BASELINE, IDEAS, WORTH, ideas_sheet, outcome
 from vort.lab.experiments.cell import Cell, RunFolder
@@ -66,15 +65,12 @@ def test_ideas_have_equally_many_parameters_and_those_at_equal_state_have_it() -
 
 
 def small(cell: Cell, source: Path) -> Cell:
-    task = {**cell.task, "source": str(source), "length": 32, "bounds": [16]}
-    task["validation_files"] = 1
-    config = {**cell.config, "hidden_size": 32, "num_attention_heads": 4, "sliding_window": 8}
     # Bases that come with the package: others take seconds to fit.
-    config["num_scales"] = min(12, config["num_scales"])
+    scales = min(12, cell.config["num_scales"])
+    config: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "num_scales": scales}
     if cell.model == "layer_horizons":
         config["layer_settings"] = [{"horizon": 1024}, {"horizon": 2048}, {}, {}]
-    training = {**cell.training, "steps": 2, "batch_size": 2, "evaluation_sequences": 2}
-    return replace(cell, task=task, config=config, training={**training, "workers": 0})
+    return small_books(cell, source, config)
 
 
 @pytest.fixture

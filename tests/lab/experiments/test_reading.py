@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.lab.experiments.tiny import books
 from vort.lab.experiments.models import build_model
 from vort.lab.experiments.reading import (
     Reading,
@@ -34,11 +33,6 @@ CONFIG = {
 }
 TRAINING = TrainingConfig(steps=1, batch_size=4, precision="float32")
 BOUNDS = (16, 64)
-
-
-@pytest.fixture
-def shelf(tmp_path: Path) -> Path:
-    return books(tmp_path / "books")
 
 
 def made(shelf: Path, **changes: Any) -> tuple[Any, Any]:

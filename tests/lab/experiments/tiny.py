@@ -1,5 +1,6 @@
 """Cells that take a second or two."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,19 @@ def tiny(model: str = "vort", seed: int = 0, **changes: Any) -> Cell:
         "training": TRAINING,
     }
     return Cell(**{**settings, **changes})
+
+
+def small_books(cell: Cell, source: Path, config: dict[str, Any], **training: Any) -> Cell:
+    """A cell on books at two steps of two rows of 32 characters, with these settings."""
+    task = {**cell.task, "source": str(source), "length": 32, "bounds": [16]}
+    config = {**cell.config, "sliding_window": 8, **config}
+    few = {"steps": 2, "batch_size": 2, "evaluation_sequences": 2, "workers": 0}
+    return replace(
+        cell,
+        task={**task, "validation_files": 1},
+        config=config,
+        training={**cell.training, **few, **training},
+    )
 
 
 def books(folder: Path) -> Path:

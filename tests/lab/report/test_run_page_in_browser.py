@@ -102,7 +102,8 @@ def test_arrow_keys_read_a_chart(page: Page) -> None:
 
 def test_commands_can_be_copied(page: Page) -> None:
     page.click(".command .copy")
-    page.wait("document.querySelector('.command .copy').textContent !== 'copy'")
+    page.wait("document.querySelector('.command .copy').textContent !== 'copy'", 5)
+    assert page.js("document.querySelector('.command .copy').textContent") == "copied"
 
 
 def test_twelve_lines_differ_in_colour_dash_or_shape_and_have_names(
