@@ -48,7 +48,7 @@ def order_loss(
         raise ValueError(
             f"order must broadcast to [B, T, H] = {list(q.shape[:3])}, got {list(order.shape)}"
         ) from None
-    log_decay = -torch.from_numpy(basis.rates).to(q.device)
+    log_decay = torch.from_numpy(-basis.rates).to(q.device)
     write = basis.weights(every)
     return retrieval_loss(q, k, write, log_decay, retrievals, similarity=similarity).sum()
 

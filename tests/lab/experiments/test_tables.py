@@ -114,7 +114,8 @@ def test_a_picture_of_many_rows_shows_those_that_matter(monkeypatch: pytest.Monk
     summary = EXPERIMENTS["pilot"].summarise([fake(cell, 0.5) for cell in cells], "paper")
     summary.figures[0].draw(Path("nowhere.png"))
     ten = [MODELS[cell.model].label for cell in cells[:10]]
-    assert drawn == [*ten, "Mixture-5", "Exponential", "full attention"]
+    attention, no_decay = "full attention", MODELS["linear_gated"].label
+    assert drawn == [*ten, "Mixture-5", "Exponential", no_decay, attention]
 
 
 def test_a_table_says_what_rows_have_that_the_paper_has_not_and_whose_rates_they_take() -> None:
