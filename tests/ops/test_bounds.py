@@ -18,12 +18,16 @@ def test_the_same_bounds_are_asked_once() -> None:
     assert ages(bounds, 8) is not first
 
 
-@pytest.mark.parametrize("change", ["written to", "of the same numbers", "in between"])
+WAYS = ["written to", "written to by NumPy", "written to as data", "of the same numbers"]
+
+
+@pytest.mark.parametrize("change", [*WAYS, "in between"])
 def test_bounds_that_changed_are_asked_again(change: str) -> None:
     bounds = torch.tensor([0, 3, 7])
     first, wanted = ages(bounds, 7), [0, 1, 2, 0, 1, 2, 3]
-    if change == "written to":
-        bounds[1] = 5
+    if change.startswith("written to"):
+        place = bounds.data if change == "written to as data" else bounds
+        (place.numpy() if change == "written to by NumPy" else place)[1] = 5
         wanted = [0, 1, 2, 3, 4, 0, 1]
     elif change == "of the same numbers":
         bounds = bounds.clone()

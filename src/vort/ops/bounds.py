@@ -20,10 +20,10 @@ Made = TypeVar("Made")
 
 
 class _Known(NamedTuple):
-    """What was made of one tensor, in one state: how often it was written to, and the stream."""
+    """What was made of one tensor, in one state: how often written to, the stream, the numbers."""
 
     bounds: "ref[Tensor]"
-    state: tuple[int, int]
+    state: tuple[int, int, bytes | None]
     made: dict[Hashable, Any]
 
 
@@ -37,8 +37,9 @@ def made_once(
 
     device: where that is made; where the bounds are by default.
 
-    Bounds that were written to since, or others of the same numbers, are looked at anew. So are
-    those that something traces or records: what is made of them there belongs to the recording.
+    Bounds that were written to since, or others of the same numbers, are looked at anew; on a GPU
+    PyTorch must have counted the writing, which `.data` hides from it. So are those that something
+    traces or records: what is made of them there belongs to the recording.
 
     >>> bounds, asked = torch.tensor([0, 2, 5]), []
     >>> [made_once(bounds, "count", lambda: asked.append(1) or 2) for _ in range(3)], len(asked)
@@ -55,7 +56,9 @@ def made_once(
         if torch.cuda.is_current_stream_capturing():
             return make()
         stream = torch.cuda.current_stream(device).cuda_stream
-    known, state = _last, (bounds._version, stream)
+    # Not every write is counted: NumPy's are not. Where looking costs nothing, numbers decide.
+    numbers = bounds.numpy().tobytes() if bounds.device.type == "cpu" else None
+    known, state = _last, (bounds._version, stream, numbers)
     if known is None or known.bounds() is not bounds or known.state != state:
         known = _last = _Known(ref(bounds, _forget), state, {})
     if name not in known.made:
