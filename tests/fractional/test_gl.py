@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -142,3 +143,9 @@ def test_a_bad_order_is_named_with_its_place(order: object, message: str) -> Non
 def test_a_bad_horizon_is_named(horizon: object) -> None:
     with pytest.raises(ValueError, match="horizon must be a whole number >= 0"):
         gl_weights(0.5, horizon)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [fractional_sum, fractional_sum_direct])
+def test_whole_numbers_have_no_fractional_sum(function: Any) -> None:
+    with pytest.raises(ValueError, match=r"x must be floating point, got torch\.int64"):
+        function(torch.ones(4, dtype=torch.int64), 0.5)

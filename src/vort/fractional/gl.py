@@ -85,13 +85,14 @@ def fractional_sum(x: Tensor, order: Any, dim: int = -1) -> Tensor:
     """The GL sum of eq. GL-disc along `dim`, y_t = Σ_j w_j x_{t-j}, in O(T log T) by FFT.
 
     Args:
-        x: real tensor; time runs along `dim`.
+        x: floating-point tensor; time runs along `dim`.
         order: number, or tensor that broadcasts against `x` without `dim`. Differentiable.
         dim: the time axis.
 
     >>> fractional_sum(torch.ones(4, dtype=torch.float64), 1.0).round().tolist()
     [1.0, 2.0, 3.0, 4.0]
     """
+    _check_series(x)
     series = x.movedim(dim, -1)
     steps = series.shape[-1]
     if steps == 0:
@@ -107,12 +108,19 @@ def fractional_sum(x: Tensor, order: Any, dim: int = -1) -> Tensor:
 
 def fractional_sum_direct(x: Tensor, order: Any, dim: int = -1) -> Tensor:
     """The same sum term by term, O(T²): the oracle of `fractional_sum`."""
+    _check_series(x)
     series = x.movedim(dim, -1)
     steps = torch.arange(series.shape[-1], device=x.device)
     lag = steps[:, None] - steps[None, :]
     value = as_order(_on_device(order, x))[..., None, None]
     kernel = torch.where(lag >= 0, gl_kernel(value, lag.clamp(min=0)), 0.0).to(series.dtype)
     return (kernel @ series[..., None])[..., 0].movedim(-1, dim)
+
+
+def _check_series(x: Tensor) -> None:
+    # The sum has the type of x, and weights are no whole numbers.
+    if not x.is_floating_point():
+        raise ValueError(f"x must be floating point, got {x.dtype}")
 
 
 def _on_device(order: Any, x: Tensor) -> Any:
