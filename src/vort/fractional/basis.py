@@ -206,8 +206,8 @@ class PowerLawBasis:
         # training may follow, which cannot use what inference mode has made
         with torch.inference_mode(False):
             made = (
-                torch.from_numpy(self.rates).to(device, dtype),
-                torch.from_numpy(self.polynomials).to(device, dtype),
+                torch.from_numpy(self.rates.copy()).to(device, dtype),
+                torch.from_numpy(self.polynomials.copy()).to(device, dtype),
                 torch.from_numpy(-self.rates).to(device, dtype),
             )
         # An export sees tensors without numbers: nothing for the next call.
@@ -223,6 +223,9 @@ def shipped_bases() -> Mapping[tuple[int, int, float], PowerLawBasis]:
     if not source.is_file():
         return {}
     loaded = [PowerLawBasis.from_dict(entry) for entry in json.loads(source.read_text())]
+    for basis in loaded:  # one for the whole process: whoever wants others copies
+        basis.rates.setflags(write=False)
+        basis.polynomials.setflags(write=False)
     return {(basis.horizon, basis.terms, basis.order_min): basis for basis in loaded}
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from vort.fractional import PowerLawBasis
+from vort.fractional.basis import shipped_bases
 from vort.fractional.gl import gl_weights
 from vort.ops.retention import paper_banks, retention, shared_basis
 
@@ -85,3 +86,18 @@ def test_a_gate_scales_what_the_shared_basis_writes_and_orders_are_checked_unles
     with pytest.raises(ValueError, match="order must lie in"):
         shared_basis(order + 1, basis)
     shared_basis(order + 1, basis, validate=False)
+
+
+def test_what_one_model_does_to_the_shared_decays_no_other_sees() -> None:
+    basis, order = PowerLawBasis.fit(horizon=1000, terms=8), torch.full((1, 5, 2), 0.7)
+    _, log_decay = shared_basis(order, basis)
+    expected = log_decay.clone()
+    log_decay.mul_(2)
+    assert torch.equal(shared_basis(order, basis)[1], expected)
+
+
+def test_bases_of_the_package_cannot_be_written_to() -> None:
+    basis = next(iter(shipped_bases().values()))
+    for x in (basis.rates, basis.polynomials):
+        with pytest.raises(ValueError, match="read-only"):
+            x *= 2

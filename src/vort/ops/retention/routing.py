@@ -35,7 +35,8 @@ def shared_basis(
     (torch.Size([1, 5, 2, 8]), torch.Size([8]))
     """
     write = order_weights(basis, order, gate, validate=validate)
-    return write, basis.log_decay_on(order.device)
+    # A copy: all models share what the basis keeps.
+    return write, basis.log_decay_on(order.device).clone()
 
 
 def paper_banks(
