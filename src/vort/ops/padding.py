@@ -12,7 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Padding", "keep_last", "may_look", "not_looking", "pad_packed", "present"]
+from vort.ops.gpu.launcher import transformed
+
+__all__ = [
+    "Padding",
+    "check_lengths",
+    "keep_last",
+    "may_look",
+    "not_looking",
+    "pad_packed",
+    "present",
+]
 
 _looks = ContextVar("_looks", default=True)
 
@@ -106,6 +116,24 @@ def present(attention_mask: Tensor, batch: int, length: int) -> Tensor:
             f"attention_mask must cover {length} positions, got {attention_mask.shape[1]}"
         )
     return attention_mask[:, attention_mask.shape[1] - length :]
+
+
+def check_lengths(lengths: Tensor, batch: int, length: int) -> None:
+    """Refuse counts of real positions that are not `[batch]`; on a CPU those beyond `length` too.
+
+    >>> check_lengths(torch.tensor([3, 6]), 2, 5)
+    Traceback (most recent call last):
+    ValueError: lengths must lie in [0, T] = [0, 5], got 6 at index 1
+    """
+    if lengths.shape != (batch,):
+        raise ValueError(f"lengths must be [B] = [{batch}], got {list(lengths.shape)}")
+    if lengths.device.type != "cpu" or not may_look(lengths) or transformed():
+        return
+    for index, count in enumerate(lengths.tolist()):
+        if not 0 <= count <= length:
+            raise ValueError(
+                f"lengths must lie in [0, T] = [0, {length}], got {count} at index {index}"
+            )
 
 
 def pad_packed(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,8 @@ def test_shapes_that_do_not_fit_are_refused(
     ("options", "error", "message"),
     [
         ({"window": 0}, ValueError, "window must be at least 1 (the position itself), got 0"),
+        ({"window": 4.0}, TypeError, "window must be a whole number, got 4.0"),
+        ({"cu_seqlens": (0, 6)}, TypeError, "must be a tensor [N + 1] of integers, got tuple"),
         ({"cu_seqlens": [0, 3]}, ValueError, "must start at 0 and end at T=6, got 0 and 3"),
         ({"cu_seqlens": [1, 6]}, ValueError, "must start at 0 and end at T=6, got 1 and 6"),
         ({"cu_seqlens": [0, 4, 2, 6]}, ValueError, "must not decrease, got 4, 2 at index 1"),

@@ -193,3 +193,37 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
         go_on([x[:, 0] for x in tensors], 4, fitting)
     with pytest.raises(ValueError, match="window must be at least 1"):
         LocalState.empty(case.k, case.v, 0)
+
+
+def test_packed_sequences_go_with_no_state() -> None:
+    case = make(1, 9, window=4)
+    tensors, bounds = [case.q, case.k, case.v], torch.tensor([0, 4, 9])
+    with pytest.raises(ValueError, match="cu_seqlens must be None with a state or output_state"):
+        go_on(tensors, 4, None, cu_seqlens=bounds)
+    state = LocalState.empty(case.k, case.v, 4)
+    with pytest.raises(ValueError, match="cu_seqlens must be None with a state or output_state"):
+        attend_locally(*tensors, 4, state=state, cu_seqlens=bounds)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_lengths_alone_say_which_positions_are_real(stateful: bool) -> None:
+    case, lengths = make(2, 9, window=4), torch.tensor([9, 6])
+    tensors, real = [case.q, case.k, case.v], torch.arange(9) < lengths[:, None]
+    options: dict[str, Any] = {"return_entropy": True, "output_state": stateful}
+    expected = attend_locally(*tensors, 4, real=real, **options)
+    found = attend_locally(*tensors, 4, lengths=lengths, **options)
+    for got, wanted in zip(found[:2], expected[:2], strict=True):
+        assert got is not None
+        assert not got[1, 6:].any()
+        assert torch.equal(got, wanted)
+    with pytest.raises(ValueError, match=r"lengths must lie in \[0, T\] = \[0, 9\], got 10 at"):
+        attend_locally(*tensors, 4, lengths=torch.tensor([9, 10]), **options)
+
+
+def test_a_row_without_a_token_keeps_its_state() -> None:
+    case = make(2, 5, window=4)
+    tensors = [case.q, case.k, case.v]
+    _, _, state = go_on([x[:, :4] for x in tensors], 4, None)
+    _, _, after = go_on([x[:, 4:] for x in tensors], 4, state, lengths=torch.tensor([1, 0]))
+    assert after.seen.tolist() == [5, 4]
+    assert torch.equal(after.k[1], state.k[1])

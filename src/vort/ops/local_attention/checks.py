@@ -11,6 +11,8 @@ WIDEST = 128
 
 def check_window(window: int) -> None:
     """Refuse a window that does not hold the current position."""
+    if isinstance(window, float):
+        raise TypeError(f"window must be a whole number, got {window!r}")
     if window < 1:
         raise ValueError(f"window must be at least 1 (the position itself), got {window}")
 
@@ -62,6 +64,10 @@ def check_cu_seqlens(
     """
     if cu_seqlens is None:
         return
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(
+            f"cu_seqlens must be a tensor [N + 1] of integers, got {type(cu_seqlens).__name__}"
+        )
     if batch != 1:
         raise ValueError(f"cu_seqlens needs packed sequences with batch size 1, got {batch}")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:

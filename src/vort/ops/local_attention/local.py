@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vort.ops.gpu.launcher import kernels_take
-from vort.ops.padding import keep_last
+from vort.ops.padding import check_lengths, keep_last
 
 from .attention import attend, local_attention, silence
 from .block import MASKED
@@ -79,7 +79,8 @@ def attend_locally(
     """Output `[B, T, H, V]`, entropy `[B, T, H]` and state of attention within a window.
 
     q `[B, T, H, D]`, k and v `[B, T, Hkv, ·]`; real `[B, T]` and lengths `[B]` say which positions
-    at the front of each row are tokens. cu_seqlens packs sequences where no state is involved.
+    at the front of each row are tokens, either of them alone both. cu_seqlens packs sequences where
+    no state comes or goes.
     With `state` the sequences go on where that one ended, in pieces of any length; it is left as
     it is, so a search may branch from it, unless `in_place`: then a single token without gradients
     or padding moves it on where kernels can. Other arguments as in `local_attention`.
@@ -92,6 +93,13 @@ def attend_locally(
     True
     """
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    if cu_seqlens is not None and (state is not None or output_state):
+        raise ValueError(
+            "cu_seqlens must be None with a state or output_state: a state is of one sequence a row"
+        )
+    if real is None and lengths is not None:
+        check_lengths(lengths, *q.shape[:2])
+        real = torch.arange(q.shape[1], device=q.device) < lengths[:, None]
     if state is None and not output_state:
         o, entropy = local_attention(
             q,
@@ -106,7 +114,7 @@ def attend_locally(
         )
         return o, entropy, None
     check_heads(q, k, v)
-    if state is None and real is None and lengths is None and not torch.compiler.is_compiling():
+    if state is None and real is None and not torch.compiler.is_compiling():
         options = {"scale": scale, "rope_base": rope_base, "return_entropy": return_entropy}
         o, entropy = local_attention(q, k, v, window, **options)  # type: ignore[arg-type]
         if rope_base is not None:
