@@ -128,6 +128,32 @@ def test_bad_arguments_are_named() -> None:
         short_convolution(x, weight, torch.zeros(2, 3, 4))
     with pytest.raises(ValueError, match="cu_seqlens needs B = 1"):
         short_convolution(x, weight, cu_seqlens=torch.tensor([0, 2, 5]))
+    with pytest.raises(ValueError, match=r"lengths must lie in \[0, T\] = \[0, 5\], got 6 at"):
+        short_convolution(x, weight, lengths=torch.tensor([5, 6]), output_state=True)
+    with pytest.raises(ValueError, match=r"lengths must be \[B\] = \[2\], got \[1\]"):
+        short_convolution(x, weight, lengths=torch.tensor([5]), output_state=True)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([0, 3], "must start at 0 and end at T=5, got 0 and 3"),
+        ([2, 5], "must start at 0 and end at T=5, got 2 and 5"),
+        ([0, 4, 2, 5], "must not decrease, got 4, 2 at index 1"),
+    ],
+)
+def test_bad_bounds_are_named(bounds: list[int], message: str) -> None:
+    x, weight, given = torch.randn(1, 5, 8), torch.randn(8, 3), torch.tensor(bounds)
+    with pytest.raises(ValueError, match=message):
+        short_convolution(x, weight, cu_seqlens=given)
+    with pytest.raises(ValueError, match=message):
+        to_heads([x], 2, 1, weight, cu_seqlens=given)
+
+
+def test_packed_sequences_leave_no_state() -> None:
+    x, weight = torch.randn(1, 5, 4), torch.randn(4, 3)
+    with pytest.raises(ValueError, match="output_state must be off with cu_seqlens"):
+        short_convolution(x, weight, cu_seqlens=torch.tensor([0, 2, 5]), output_state=True)
 
 
 def test_parts_of_heads_are_computed_again_too() -> None:

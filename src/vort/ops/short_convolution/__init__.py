@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from vort.ops.bounds import ages
 from vort.ops.custom import traced
-from vort.ops.gpu.launcher import kernels_take
+from vort.ops.gpu.launcher import debugging, kernels_take
+from vort.ops.local_attention.checks import check_cu_seqlens
 from vort.ops.local_attention.rope import apply_rope_to_both
-from vort.ops.padding import keep_last
+from vort.ops.padding import check_lengths, keep_last
 from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution.block import convolved, fits, taps_in_blocks
 
@@ -74,7 +75,8 @@ def short_convolution(
         weight: `[C, W]`, the tap of the position itself first.
         state: `[B, W - 1, C]`, the inputs before `x`; zeros without it.
         lengths: `[B]` real positions at the front of each row; all of them by default.
-        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; not together with a state.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; not together with a state, nor with
+            output_state. On a GPU their values are looked at under `VORT_DEBUG=1` alone.
         output_state: whether to return the last W - 1 inputs of every row.
 
     >>> x, weight = torch.randn(2, 5, 8), torch.randn(8, 4)
@@ -85,6 +87,12 @@ def short_convolution(
     True
     """
     _check(x, weight, state, cu_seqlens)
+    if cu_seqlens is not None and output_state:
+        raise ValueError(
+            "output_state must be off with cu_seqlens, got True: a state is of one sequence a row"
+        )
+    if lengths is not None:
+        check_lengths(lengths, *x.shape[:2])
     past = None if state is None else state.to(x.dtype)
     age = None if cu_seqlens is None else ages(cu_seqlens, x.shape[1])
     # Channels by twos: what the kernels call a head is any even number of them.
@@ -150,10 +158,10 @@ def to_heads(
         )
     else:
         x, parts = torch.cat(list(projections), -1) if len(projections) > 1 else projections[0], []
-    age = None if cu_seqlens is None else ages(cu_seqlens, x.shape[1])
-    past = None if state is None else state.to(x.dtype)
     if weight is not None:
         _check(x, weight, state, cu_seqlens)
+    age = None if cu_seqlens is None else ages(cu_seqlens, x.shape[1])
+    past = None if state is None else state.to(x.dtype)
     even = x.shape[2] // (num_heads + 2 * num_key_value_heads) % 2 == 0
     # Without a convolution, heads that are neither normed nor turned nor mapped are there already.
     work = any(y is not None for y in (weight, q_norm, rope_base, features))
@@ -328,6 +336,9 @@ def _check(x: Tensor, weight: Tensor, state: Tensor | None, cu_seqlens: Tensor |
         raise ValueError(f"weight must have at least 2 taps, got {weight.shape[1]}")
     if cu_seqlens is not None and (state is not None or x.shape[0] != 1):
         raise ValueError("cu_seqlens needs B = 1 and no state: packed sequences start afresh")
+    if cu_seqlens is not None:
+        values = x.device.type == "cpu" or debugging()
+        check_cu_seqlens(cu_seqlens, *x.shape[:2], values=values)
     wanted = [x.shape[0], weight.shape[1] - 1, x.shape[2]]
     if state is not None and list(state.shape) != wanted:
         raise ValueError(f"state must be {wanted}, got {list(state.shape)}")
