@@ -302,3 +302,28 @@ def test_what_gla_at_the_state_of_vort_cannot_be_is_refused() -> None:
         made("gla_scales", normalizer="undecayed")
     with pytest.raises(ValueError, match="write_gain must be one of none, token, scale"):
         made("mixture", write_gain="all")
+
+
+@torch.no_grad()
+def test_a_normaliser_below_zero_turns_no_output_of_gla_over() -> None:
+    given = doubled()
+    sums, found = (
+        made("gla_scales", num_scales=3, feature_map="identity", normalizer=normalizer)
+        .double()(given)
+        .output
+        for normalizer in ("none", "decayed")
+    )
+    # Divided by a positive number, all keep their signs.
+    assert torch.equal(sums.sign(), found.sign())
+
+
+@torch.no_grad()
+def test_the_exact_power_law_divides_by_the_memorys_eps() -> None:
+    memory = made("exact_power_law", feature_map="identity", **PLAIN).double()
+    given = inputs(1)
+    q, k, v = (torch.full((1, 1, 2, 8), x, dtype=torch.float64) for x in (1e-4, 1e-4, 1.0))
+    hidden = given.hidden_states[:1].double()
+    found = memory(MemoryInputs(hidden, q, k, v)).output
+    total = 8 * 1e-4**2
+    assert memory.eps == 1e-6
+    torch.testing.assert_close(found, torch.full_like(v, total / (total + memory.eps)))

@@ -32,6 +32,7 @@ from vort.ops.gated import GatedInputs, gated_of_asked, walk_pays
 from vort.ops.gpu.launcher import kernels_take
 from vort.ops.linear import is_bare, is_watched
 from vort.ops.retention import DEFAULT_EPS
+from vort.ops.retention.exact import normalize
 from vort.ops.retention.inputs import wants_grad
 
 __all__ = ["GatedLinearMemory", "GatedScalesMemory", "gla_chunk", "gla_exact"]
@@ -189,7 +190,7 @@ class GatedScalesMemory(Memory):
         if not self.normalized:
             return output
         eps = DEFAULT_EPS if self.key_map.is_positive else EPS_SIGNED
-        return output[..., :-1] / (output[..., -1:] + eps)
+        return normalize(output[..., :-1], output[..., -1], eps)
 
     def state_size(self, length: int = 0) -> int:
         """S matrices of features times values for each head, and what the normaliser needs."""

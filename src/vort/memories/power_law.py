@@ -135,5 +135,6 @@ class ExactPowerLawMemory(UniformPowerLawMemory):
             lambda _, lag: weights[lag],
             normalizer=self.normalizer,
             include_self=self.include_self,
+            eps=self.eps,
         )
         return output, None
