@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from vort.ops.retention import RetentionState, retention
+from vort.ops.retention import (
+    NORMALIZERS,
+    RetentionState,
+    empty_state,
+    exact_retention_with_kernel,
+    retention,
+    retention_minimal,
+    retention_step,
+)
+from vort.ops.retention.final import final_state
 
 
 def arguments(**changes: Any) -> dict[str, Any]:
@@ -37,6 +46,16 @@ BAD = {
         {"write": torch.ones(1, 6, 1, 5)},
         r"write must be \[1, 6, 2, S\], got",
     ),
+    "no head": (
+        {"q": torch.ones(1, 6, 0, 4), "k": torch.ones(1, 6, 0, 4)}
+        | {"v": torch.ones(1, 6, 0, 3), "write": torch.ones(1, 6, 0, 5)},
+        r"q must have H >= 1, got \[1, 6, 0, 4\]",
+    ),
+    "no key": (
+        {"q": torch.ones(1, 6, 2, 0), "k": torch.ones(1, 6, 2, 0)},
+        r"q must have K >= 1, got \[1, 6, 2, 0\]",
+    ),
+    "no value": ({"v": torch.ones(1, 6, 2, 0)}, r"v must have V >= 1, got \[1, 6, 2, 0\]"),
     "no scale": ({"write": torch.ones(1, 6, 2, 0)}, "write must have at least one scale"),
     "read of other scales": (
         {"read": torch.ones(1, 6, 2, 4)},
@@ -49,6 +68,10 @@ BAD = {
     "growth": (
         {"log_decay": torch.tensor([0.0, -1, -1, 0.5, -1])},
         r"log_decay must be <= 0, got 0.5 at index \[3\]",
+    ),
+    "an infinite decay": (
+        {"log_decay": torch.tensor([0.0, -1, -float("inf"), -1, -1])},
+        r"log_decay must be finite, got -inf at index \[2\]",
     ),
     "integers": (
         {"v": torch.ones(1, 6, 2, 3, dtype=torch.long)},
@@ -163,3 +186,76 @@ def test_nan_is_found_under_the_debug_flag(name: str, monkeypatch: pytest.Monkey
 def test_nan_decay_is_always_found() -> None:
     with pytest.raises(ValueError, match="log_decay must be <= 0, got nan"):
         retention(**arguments(log_decay=torch.full((5,), float("nan"))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cu_seqlens": [0, 6]}, r"cu_seqlens must be a tensor \[N \+ 1\] of integers, got list"),
+        ({"chunk_size": 32.0}, r"chunk_size must be a whole number, got 32\.0"),
+    ],
+)
+def test_other_types_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        retention(**arguments(**changes))
+
+
+STEP = {
+    "a misspelt normalizer": ({"normalizer": "decay"}, "normalizer must be one of decayed, und"),
+    "one key for two heads": (
+        {"k_t": torch.ones(1, 1, 4)},
+        r"k_t must be \[1, 2, 4\] to go with the state, got \[1, 1, 4\]",
+    ),
+    "a value of other size": ({"v_t": torch.ones(1, 2, 1)}, r"v_t must be \[1, 2, 3\]"),
+    "writes of other scales": ({"write_t": torch.ones(1, 2, 1)}, r"write_t must be \[1, 2, 5\]"),
+    "reads of other scales": ({"read_t": torch.ones(1, 2, 1)}, r"read_t must be \[1, 2, 5\]"),
+    "decays of other scales": (
+        {"log_decay": -torch.ones(2, 1)},
+        r"log_decay must be \[5\] or \[2, 5\] to go with the state, got \[2, 1\]",
+    ),
+}
+
+
+def step(normalizer: str = "decayed", **changes: Any) -> None:
+    token = {
+        "q_t": torch.ones(1, 2, 4),
+        "k_t": torch.ones(1, 2, 4),
+        "v_t": torch.ones(1, 2, 3),
+        "write_t": torch.ones(1, 2, 5),
+        "log_decay": -torch.ones(5),
+    }
+    state = changes.pop("state", empty_state(1, 2, 5, 4, 3))
+    retention_step(state, **{**token, "normalizer": normalizer, **changes})
+
+
+@pytest.mark.parametrize("name", STEP)
+def test_a_token_that_does_not_go_with_the_state_is_named(name: str) -> None:
+    changes, message = STEP[name]
+    with pytest.raises(ValueError, match=message):
+        step(**changes)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("made_for", NORMALIZERS)
+def test_a_step_takes_the_state_of_its_own_normalizer_alone(normalizer: str, made_for: str) -> None:
+    state = empty_state(1, 2, 5, 4, 3, normalizer=made_for)
+    if normalizer == made_for:
+        step(normalizer, state=state)
+        return
+    with pytest.raises(ValueError, match=rf"state\.b must be .* with normalizer '{normalizer}'"):
+        step(normalizer, state=state)
+
+
+def test_a_misspelt_normalizer_is_refused_by_every_form() -> None:
+    x, rate = torch.ones(1, 3, 1, 1), torch.zeros(1)
+    calls: list[Any] = [
+        lambda: retention_minimal(x, x, x, x, rate, normalizer="Decayed"),
+        lambda: final_state(x, x, x, rate, normalizer="Decayed"),
+        lambda: empty_state(1, 1, 1, 1, 1, normalizer="Decayed"),
+        lambda: exact_retention_with_kernel(
+            x, x, x, x[..., 0], lambda order, lag: order**-lag, normalizer="Decayed"
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"normalizer must be .* got 'Decayed'"):
+            call()

@@ -8,7 +8,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
 from tests.ops.retention.cases import Case
-from vort.ops.retention import RetentionState, explain_backend, retention
+from vort.ops.retention import (
+    RetentionState,
+    empty_state,
+    exact_retention_with_kernel,
+    explain_backend,
+    retention,
+    retention_step,
+)
 
 CASE = Case(length=70, keys=8, values=8, positive=True)
 
@@ -45,6 +52,24 @@ def test_compile_of_packed_sequences_has_no_graph_break() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([0, 30], "end at T = 70, got 30"),
+        ([5, 70], "start at 0, got 5"),
+        ([0, 50, 20, 70], "not decrease, got 50 then 20 at index 2"),
+        ([0, 90], "end at T = 70, got 90"),
+    ],
+)
+def test_a_compiled_call_refuses_bad_bounds_too(bounds: list[int], message: str) -> None:
+    def packed(x: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        return retention(x, x, x, x, -torch.ones(4), cu_seqlens=cu_seqlens)[0]
+
+    compiled = torch.compile(packed, backend="aot_eager")
+    with pytest.raises(ValueError, match=f"cu_seqlens must {message}"):
+        compiled(torch.rand(1, 70, 2, 4), torch.tensor(bounds))
+
+
 def test_compile_makes_one_graph_for_many_lengths() -> None:
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(
@@ -78,6 +103,41 @@ def test_autocast_does_not_lower_the_sums(backend: str) -> None:
     assert found.dtype == torch.float32
     assert torch.equal(found, expected)
     assert all(torch.isfinite(x.grad).all() for x in inputs.values() if x.grad is not None)
+
+
+def test_autocast_does_not_lower_the_sums_of_a_step_or_of_another_kernel() -> None:
+    state = empty_state(1, 2, 3, 8, 8)
+    q, k, v, write = (torch.rand(1, 2, size) for size in (8, 8, 8, 3))
+    x, order = torch.rand(1, 20, 2, 8), torch.rand(1, 20, 2) + 1
+
+    def results() -> list[torch.Tensor]:
+        stepped, after = retention_step(state, q, k, v, write, -torch.ones(3))
+        found = exact_retention_with_kernel(x, x, x, order, lambda order, lag: order**-lag)
+        return [stepped, after.G, found]
+
+    expected = results()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert all(torch.equal(a, b) for a, b in zip(results(), expected, strict=True))
+
+
+def test_shapes_alone_are_found_on_the_meta_device() -> None:
+    state = empty_state(1, 2, 3, 4, 5, device="meta")
+    token = (torch.empty(1, 2, size, device="meta") for size in (4, 4, 5, 3))
+    assert retention_step(state, *token, torch.empty(3, device="meta"))[0].shape == (1, 2, 5)
+    x = torch.empty(1, 6, 2, 4, device="meta")
+    kernel = exact_retention_with_kernel(x, x, x, x[..., 0], lambda order, lag: order**-lag)
+    assert kernel.shape == x.shape
+
+
+@pytest.mark.parametrize("backend", ["auto", "chunk", "exact"])
+def test_many_decays_at_once_by_vmap(backend: str) -> None:
+    x, write, rates = torch.rand(1, 20, 2, 4), torch.rand(1, 20, 2, 3), -torch.rand(5, 3)
+
+    def found(rate: torch.Tensor) -> torch.Tensor:
+        return retention(x, x, x, write, rate, backend=backend)[0]
+
+    expected = torch.stack([found(rate) for rate in rates])
+    torch.testing.assert_close(torch.vmap(found)(rates), expected)
 
 
 @pytest.mark.parametrize("backend", ["recurrent", "chunk"])

@@ -160,3 +160,30 @@ def test_many_short_sequences_get_short_chunks() -> None:
 def test_final_state_is_none_unless_asked_for() -> None:
     x = torch.ones(1, 5, 1, 1)
     assert retention(x, x, x, x, torch.zeros(1))[1] is None
+
+
+@pytest.mark.parametrize("backend", ["auto", "exact", "recurrent", "chunk"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_tokens_hand_back_a_copy_of_the_state(backend: str, packed: bool) -> None:
+    state = empty_state(1, 1, 2, 3, 3)
+    x, write = torch.ones(1, 0, 1, 3), torch.ones(1, 0, 1, 2)
+    _, after = retention(
+        x, x, x, write, -torch.ones(2), initial_state=state, output_final_state=True,
+        cu_seqlens=torch.tensor([0, 0]) if packed else None, backend=backend,
+    )  # fmt: skip
+    assert after is not None
+    token = (torch.ones(1, 1, size) for size in (3, 3, 3, 2))
+    retention_step(after, *token, -torch.ones(2), inplace=True)
+    assert not state.G.any()
+    assert state.b is not None
+    assert not state.b.any()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("read", [False, True])
+def test_an_empty_batch_has_empty_gradients(normalizer: str, read: bool) -> None:
+    case = Case(batch=0, length=100, normalizer=normalizer, read=read)
+    _, gradients = case.run_with_gradients("chunk", case.inputs())
+    for name, x in case.inputs().items():
+        assert gradients[name].shape == x.shape
+        assert not gradients[name].any()

@@ -1,11 +1,19 @@
 """The definition: every pair of positions, one sum. Quadratic; what the rest is checked against."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from vort.ops.retention.inputs import DEFAULT_EPS, Inputs, compute_dtype
+from vort.names import check_choice
+from vort.ops.retention.inputs import (
+    DEFAULT_EPS,
+    NORMALIZERS,
+    Inputs,
+    autocasting,
+    compute_dtype,
+)
 from vort.ops.retention.state import RetentionState, each_sequence, starting_state
 
 __all__ = ["exact_retention_with_kernel", "normalize", "retention_exact"]
@@ -62,7 +70,8 @@ def exact_retention_with_kernel(
     q, k [B, T, H, K]; v [B, T, H, V]; order [B, T, H], the order of each written token.
     `kernel(order, lag)` gets order [B, H, 1, T] and lag [T, T] (int64, never negative) and returns
     weights [B, H, T, T]: row t, column i is what token i weighs after t - i steps. With the
-    Grünwald-Letnikov weights this is the paper's "exact fractional convolution".
+    Grünwald-Letnikov weights this is the paper's "exact fractional convolution". Sums are float32,
+    float64 for float64 inputs, whatever autocast says.
 
     >>> q = k = v = torch.ones(1, 3, 1, 1)
     >>> order = torch.full((1, 3, 1), 2.0)
@@ -70,14 +79,16 @@ def exact_retention_with_kernel(
     >>> exact_retention_with_kernel(q, k, v, order, halving, normalizer="none").flatten().tolist()
     [1.0, 1.5, 1.75]
     """
+    check_choice("normalizer", normalizer, NORMALIZERS)
     dtype = compute_dtype(q, k, v)
-    lag, seen = _lags(q.shape[1], include_self, q.device)
-    weights = kernel(order.to(dtype).transpose(1, 2).unsqueeze(-2), lag)
-    weights = torch.where(seen, weights, torch.zeros((), dtype=dtype, device=q.device))
-    numerator, denominator = _retrieve(
-        q.to(dtype), k.to(dtype), v.to(dtype), weights.to(dtype), normalizer, include_self
-    )
-    return normalize(numerator, denominator, eps).to(v.dtype)
+    with torch.autocast(q.device.type, enabled=False) if autocasting(q) else nullcontext():
+        lag, seen = _lags(q.shape[1], include_self, q.device)
+        weights = kernel(order.to(dtype).transpose(1, 2).unsqueeze(-2), lag)
+        weights = torch.where(seen, weights, torch.zeros((), dtype=dtype, device=q.device))
+        numerator, denominator = _retrieve(
+            q.to(dtype), k.to(dtype), v.to(dtype), weights.to(dtype), normalizer, include_self
+        )
+        return normalize(numerator, denominator, eps).to(v.dtype)
 
 
 def normalize(numerator: Tensor, denominator: Tensor | None, eps: float) -> Tensor:

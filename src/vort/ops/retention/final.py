@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vort.ops.retention.inputs import compute_dtype
+from vort.names import check_choice
+from vort.ops.retention.inputs import NORMALIZERS, compute_dtype
 from vort.ops.retention.state import RetentionState
 
 __all__ = ["final_state"]
@@ -27,6 +28,7 @@ def final_state(
     >>> final_state(k, v, torch.rand(1, 100, 2, 8), -torch.logspace(-3, 0, 8)).G.shape
     torch.Size([1, 2, 8, 16, 32])
     """
+    check_choice("normalizer", normalizer, NORMALIZERS)
     dtype = compute_dtype(k, v)
     with torch.autocast(k.device.type, enabled=False):
         length = torch.arange(k.shape[1] - 1, -1, -1, device=k.device, dtype=dtype)

@@ -1,6 +1,7 @@
 """What a call of `retention` is given, and errors that say what was given instead of it."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -8,14 +9,16 @@ from torch import Tensor
 
 from vort.names import check_choice
 from vort.ops.asked import check_places, check_range
-from vort.ops.gpu.launcher import debugging
+from vort.ops.gpu.launcher import debugging, transformed
 
 __all__ = [
     "DEFAULT_EPS",
     "NORMALIZERS",
     "Inputs",
     "Normalizer",
+    "autocasting",
     "b_rows",
+    "check_bounds",
     "check_inputs",
     "compute_dtype",
     "count_sequences",
@@ -64,6 +67,17 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
+def autocasting(x: Tensor) -> bool:
+    """Whether autocast is on where x is; devices without numbers know of none.
+
+    >>> with torch.autocast("cpu"):
+    ...     autocasting(torch.zeros(1)), autocasting(torch.zeros(1, device="meta"))
+    (True, False)
+    """
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def b_rows(normalizer: str, num_scales: int) -> int:
     """How many rows per head b has: one for each scale, or a single undecayed one.
 
@@ -88,7 +102,8 @@ def check_inputs(inputs: Inputs) -> None:
     """Raise ValueError unless shapes fit together; values too, where looking costs no wait.
 
     Values are looked at on the CPU always, on a GPU under `VORT_DEBUG=1` alone (reading one stops
-    the queue), and never while tracing. NaN and infinity are looked for under `VORT_DEBUG=1`.
+    the queue), and never while tracing: there whoever reads bounds on the host checks them. NaN and
+    infinity are looked for under `VORT_DEBUG=1`.
     """
     check_choice("normalizer", inputs.normalizer, NORMALIZERS)
     _check_shapes(inputs)
@@ -98,10 +113,13 @@ def check_inputs(inputs: Inputs) -> None:
     _check_state(inputs)
     if torch.compiler.is_compiling():
         return
-    if inputs.q.device.type == "cpu" or debugging():
+    looks = inputs.q.device.type == "cpu" or debugging()
+    if looks and inputs.cu_seqlens is not None:
+        check_bounds(inputs.cu_seqlens.tolist(), inputs.q.shape[1])
+    if transformed():  # what stands for a whole batch of numbers has no truth of its own
+        return
+    if looks:
         _check_decay(inputs.log_decay)
-        if inputs.cu_seqlens is not None:
-            _check_bounds(inputs.cu_seqlens.tolist(), inputs.q.shape[1])
         if inputs.asked is not None:
             check_range(inputs.asked, inputs.q.shape[0] * inputs.q.shape[1])
     if debugging():
@@ -125,6 +143,9 @@ def _check_shapes(inputs: Inputs) -> None:
             allowed = ", ".join(str(size) for size in q.shape[:3])
             raise ValueError(f"{name} must be [{allowed}, {last}], got {list(x.shape)}")
     heads, num_scales = q.shape[2], write.shape[-1]
+    for name, x, axis, size in (("q", q, 2, "H"), ("q", q, 3, "K"), ("v", v, 3, "V")):
+        if x.shape[axis] == 0:
+            raise ValueError(f"{name} must have {size} >= 1, got {list(x.shape)}")
     if num_scales == 0:
         raise ValueError("write must have at least one scale, got S = 0")
     if read is not None and read.shape != write.shape:
@@ -147,6 +168,10 @@ def _check_packing(inputs: Inputs) -> None:
     q, cu_seqlens = inputs.q, inputs.cu_seqlens
     if cu_seqlens is None:
         return
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(
+            f"cu_seqlens must be a tensor [N + 1] of integers, got {type(cu_seqlens).__name__}"
+        )
     if q.shape[0] != 1:
         raise ValueError(
             f"cu_seqlens packs all sequences into one row: q must have B = 1, got {q.shape[0]}"
@@ -157,7 +182,8 @@ def _check_packing(inputs: Inputs) -> None:
         raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
 
 
-def _check_bounds(bounds: list[int], length: int) -> None:
+def check_bounds(bounds: list[int], length: int) -> None:
+    """Raise ValueError unless bounds of packed sequences run from 0 to `length` and never fall."""
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens must start at 0, got {bounds[0]}")
     if bounds[-1] != length:
@@ -193,12 +219,18 @@ def _check_state(inputs: Inputs) -> None:
 
 
 def _check_decay(log_decay: Tensor) -> None:
-    # Written so that NaN fails too.
-    wrong = ~(log_decay <= 0)
-    if bool(wrong.any()):
-        index = wrong.nonzero()[0].tolist()
-        value = float(log_decay[tuple(index)])
-        raise ValueError(f"log_decay must be <= 0, got {value:g} at index {index}")
+    rates = log_decay.detach()
+    low, high = (x.item() for x in rates.aminmax())
+    if high <= 0 and low > -inf:  # NaN fails both
+        return
+    index = (~(rates <= 0) | (rates == -inf)).nonzero()[0].tolist()
+    value = float(rates[tuple(index)])
+    if value == -inf:
+        # Over no steps at all a state loses nothing, and 0 times infinity is NaN.
+        raise ValueError(
+            f"log_decay must be finite, got -inf at index {index}; -1e4 forgets at once"
+        )
+    raise ValueError(f"log_decay must be <= 0, got {value:g} at index {index}")
 
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:

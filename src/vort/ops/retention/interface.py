@@ -64,7 +64,7 @@ def retention(
         k: keys, likewise.
         v: values `[B, T, H, V]`; the output has their dtype.
         write: how much each token writes to each scale, `[B, T, H, S]`.
-        log_decay: log of what remains after one step, `[S]` or `[H, S]`, at most 0.
+        log_decay: log of what remains after one step, `[S]` or `[H, S]`, at most 0 and finite.
         read: how much each query reads of each scale, `[B, T, H, S]`; None reads all alike.
         normalizer: what n_t is. "decayed": the same double sum with v_i = 1 (eq. b-rec);
             "undecayed": sum_i q_t . k_i (eq. keyed-retrieval); "none": 1. The division is by
@@ -138,6 +138,8 @@ def _choose(
     if chunk_size is not None:
         if backend in ("exact", "recurrent"):
             raise ValueError(f"chunk_size must be None for backend {backend!r}, got {chunk_size}")
+        if isinstance(chunk_size, float):
+            raise TypeError(f"chunk_size must be a whole number, got {chunk_size!r}")
         if chunk_size < SHORTEST or chunk_size % SHORTEST:
             raise ValueError(
                 f"chunk_size must be a positive multiple of {SHORTEST}, got {chunk_size}"

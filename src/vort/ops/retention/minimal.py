@@ -26,6 +26,8 @@ def retention_minimal(
     >>> o.flatten().tolist()
     [1.0, 2.0, 3.0]
     """
+    if normalizer not in ("decayed", "undecayed", "none"):
+        raise ValueError(f"normalizer must be decayed, undecayed or none, got {normalizer!r}")
     G, b = initial_state or (None, None)
     read = torch.ones_like(write) if read is None else read
     o, G = _retrieve(q, k, v, write, log_decay, read, G, include_self, chunk_size)

@@ -3,8 +3,16 @@
 import torch
 from torch import Tensor
 
+from vort.names import check_choice
 from vort.ops.retention.exact import normalize
-from vort.ops.retention.inputs import DEFAULT_EPS, Inputs, compute_dtype
+from vort.ops.retention.inputs import (
+    DEFAULT_EPS,
+    NORMALIZERS,
+    Inputs,
+    autocasting,
+    b_rows,
+    compute_dtype,
+)
 from vort.ops.retention.state import RetentionState, each_sequence, starting_state
 
 __all__ = ["retention_recurrent", "retention_step"]
@@ -38,6 +46,28 @@ def retention_step(
     >>> round(o.item(), 4), state.G.item()
     (3.0, 3.0)
     """
+    _check(state, q_t, k_t, v_t, write_t, log_decay, read_t, normalizer)
+    options = (normalizer, include_self, eps, inplace)
+    given = (state, q_t, k_t, v_t, write_t, log_decay, read_t, *options)
+    if not autocasting(q_t):  # entering a context would take a while itself
+        return _step(*given)
+    with torch.autocast(q_t.device.type, enabled=False):
+        return _step(*given)
+
+
+def _step(
+    state: RetentionState,
+    q_t: Tensor,
+    k_t: Tensor,
+    v_t: Tensor,
+    write_t: Tensor,
+    log_decay: Tensor,
+    read_t: Tensor | None,
+    normalizer: str,
+    include_self: bool,
+    eps: float,
+    inplace: bool,
+) -> tuple[Tensor, RetentionState]:
     dtype = state.G.dtype
     q, k, v, write = (x.to(dtype) for x in (q_t, k_t, v_t, write_t))
     batch, heads, num_scales, key_dim, value_dim = state.G.shape
@@ -69,6 +99,47 @@ def retention_step(
     return output.to(v_t.dtype), after
 
 
+def _check(
+    state: RetentionState,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    read: Tensor | None,
+    normalizer: str,
+) -> None:
+    """Raise ValueError unless a token and a normaliser go with the state; shapes alone are read."""
+    check_choice("normalizer", normalizer, NORMALIZERS)
+    batch, heads, num_scales, key_dim, value_dim = state.G.shape
+    keys, gates = (batch, heads, key_dim), (batch, heads, num_scales)
+    tokens = (
+        ("q_t", q, keys),
+        ("k_t", k, keys),
+        ("v_t", v, (batch, heads, value_dim)),
+        ("write_t", write, gates),
+        ("read_t", read, gates),
+    )
+    for name, x, wanted in tokens:
+        if x is not None and x.shape != wanted:
+            raise ValueError(
+                f"{name} must be {list(wanted)} to go with the state, got {list(x.shape)}"
+            )
+    if log_decay.shape not in ((num_scales,), (heads, num_scales)):
+        raise ValueError(
+            f"log_decay must be [{num_scales}] or [{heads}, {num_scales}] to go with the state, "
+            f"got {list(log_decay.shape)}"
+        )
+    rows, b = b_rows(normalizer, num_scales), state.b
+    if rows == 0 and b is not None:
+        raise ValueError("state.b must be None with normalizer 'none', got a tensor")
+    if rows and (b is None or b.shape != (batch, heads, rows, key_dim)):
+        raise ValueError(
+            f"state.b must be {[batch, heads, rows, key_dim]} with normalizer {normalizer!r}, "
+            f"got {None if b is None else list(b.shape)}"
+        )
+
+
 def _add(state: Tensor, change: Tensor, inplace: bool) -> Tensor:
     return state.add_(change) if inplace else state + change
 
@@ -84,7 +155,7 @@ def _read(query: Tensor, q: Tensor, state: RetentionState, normalizer: str, eps:
 
 
 def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
-    """What `retention` returns, by `retention_step` at every token.
+    """What `retention` returns, by what `retention_step` does at every token.
 
     Memory is constant without gradients; with them autograd keeps every state, so train with
     `chunk`.
@@ -103,21 +174,25 @@ def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     ) -> tuple[Tensor, RetentionState]:
         outputs = []
         for t in range(q.shape[1]):
-            output, state = retention_step(
+            output, state = _step(
                 state,
                 q[:, t],
                 k[:, t],
                 v[:, t],
                 write[:, t],
                 decay,
-                read_t=None if read is None else read[:, t],
-                normalizer=inputs.normalizer,
-                include_self=inputs.include_self,
-                eps=inputs.eps,
-                inplace=inplace and t > 0,  # the state given is the caller's
+                None if read is None else read[:, t],
+                inputs.normalizer,
+                inputs.include_self,
+                inputs.eps,
+                inplace and t > 0,  # the state given is the caller's
             )
             outputs.append(output)
-        return torch.stack(outputs, 1) if outputs else torch.empty_like(v), state
+        if outputs:
+            return torch.stack(outputs, 1), state
+        # A copy, as every step makes one: the caller may move on in place what is handed back.
+        kept = RetentionState(state.G.clone(), None if state.b is None else state.b.clone())
+        return torch.empty_like(v), kept
 
     start = starting_state(inputs)
     output, final = each_sequence(run, [q, k, v, write, read], start, inputs.cu_seqlens)

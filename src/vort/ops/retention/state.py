@@ -7,7 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vort.ops.retention.inputs import Inputs, b_rows, compute_dtype, count_sequences
+from vort.names import check_choice
+from vort.ops.retention.inputs import (
+    NORMALIZERS,
+    Inputs,
+    b_rows,
+    compute_dtype,
+    count_sequences,
+)
 
 __all__ = ["RetentionState", "each_sequence", "empty_state", "starting_state"]
 
@@ -47,6 +54,7 @@ def empty_state(
     >>> empty_state(1, 4, 8, 64, 64).b.shape
     torch.Size([1, 4, 8, 64])
     """
+    check_choice("normalizer", normalizer, NORMALIZERS)
     rows, like = b_rows(normalizer, num_scales), torch.empty(0, dtype=dtype, device=device)
     G = like.new_zeros(sequences, heads, num_scales, key_dim, value_dim)
     return RetentionState(G, like.new_zeros(sequences, heads, rows, key_dim) if rows else None)

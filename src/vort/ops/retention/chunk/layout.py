@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vort.ops.products import ONE_BY_ONE
-from vort.ops.retention.inputs import Inputs, count_sequences
+from vort.ops.retention.inputs import Inputs, check_bounds, count_sequences
 
 __all__ = [
     "SHORTEST",
@@ -114,7 +114,7 @@ class DenseLayout(Layout):
     def __init__(self, batch: int, length: int, chunk: int, device: torch.device) -> None:
         super().__init__(chunk, device)
         self.rows, self.length = batch, length
-        count = -(-length // chunk)
+        count = -(-length // chunk) if batch else 0
         everyone = slice(0, batch)
         self.chunks = [
             Chunk(
@@ -187,7 +187,10 @@ def make_layout(q: Tensor, cu_seqlens: Tensor | None, chunk: int) -> Layout:
     """The layout of q [B, T, H, K], packed where `cu_seqlens` says so."""
     if cu_seqlens is None:
         return DenseLayout(q.shape[0], q.shape[1], chunk, q.device)
-    return PackedLayout(cu_seqlens.tolist(), chunk, q.device)
+    bounds = cu_seqlens.tolist()
+    # A traced program comes here unchecked, and tokens of no chunk would be left uninitialised.
+    check_bounds(bounds, q.shape[1])
+    return PackedLayout(bounds, chunk, q.device)
 
 
 class Workspace:
