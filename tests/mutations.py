@@ -444,14 +444,14 @@ MUTATIONS = (
         "ops/gpu/folds.py",
         "    finally:\n        _waiting.sums = None\n    _launch(sums)\n",
         "    finally:\n        _waiting.sums = None\n    _launch(sums[:1])\n",
-        "tests/ops/mixing/test_mixing.py",
+        "tests/ops/mixing/test_interpreter.py",
     ),
     Mutation(
         "under autocast what is normed keeps its type",
         "ops/rms_norm/triton.py",
         "y = torch.empty_like(x, dtype=dtype)",
         "y = torch.empty_like(x)",
-        "tests/ops/mixing/test_mixing.py",
+        "tests/ops/mixing/test_interpreter.py",
     ),
     Mutation(
         "read weights are not counted in what queries read",

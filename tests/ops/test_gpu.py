@@ -8,7 +8,7 @@ from tests.ops.check_gpu import CHECKS, Job, all_jobs, bound_of, errors_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-# heads and what stands in CHECKS: check_gpu.py has them, and test_decoding.py those of a step
+# heads and CHECKS: check_gpu.py has them, and those of a step decoding/test_interpreter.py
 JOBS = [job for job in all_jobs(0) if job[0] not in CHECKS and not job[0].startswith("heads")]
 
 

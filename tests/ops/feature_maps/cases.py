@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, difference_if_compiled, relative_or_of_ones
 from vort.ops.feature_maps import draw_projection, favor_features, hedgehog_features
 from vort.ops.feature_maps.favor import CEILING
 
@@ -97,19 +97,14 @@ def outputs_and_gradients(
 def relative_errors(case: MapCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     """Error of features and every gradient; a second run must give the same bits."""
     inputs = make_inputs(case, dtype, device, seed)
-    got = outputs_and_gradients(fused, case, inputs, wide=False)
-    # Programs of the interpreter run one after another, always alike: a second run says nothing.
-    again = got if device == "cpu" else outputs_and_gradients(fused, case, inputs, wide=False)
     truth = outputs_and_gradients(exact, case, inputs, wide=True)
-    errors = {}
-    for name, x in truth.items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
-        # no tokens, no gradient to the weight; one column, a softmax of one: what is there is set
-        # against numbers of size one, as all inputs are
-        size = x.numel() ** 0.5 if x.norm() < 1e-6 else x.norm()
-        errors[name] = ((got[name].double() - x).norm() / size).item() if x.numel() else 0.0
-    return errors
+    # no tokens, no gradient to the weight; one column, a softmax of one
+    return compared(
+        lambda: outputs_and_gradients(fused, case, inputs, wide=False),
+        truth,
+        device,
+        relative_or_of_ones,
+    )[1]
 
 
 def bounds_reached(case: MapCase, seed: int) -> tuple[float, float]:
@@ -140,13 +135,7 @@ def compiled_difference(device: str) -> float:
             total = total + (fused(case, x, given["matrix"]) * given["do"]).sum()
         return total
 
-    results = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        leaves = [inputs[0]["x"], inputs[0]["matrix"], inputs[1]["matrix"]]
-        leaves = [x.clone().requires_grad_() for x in leaves]
-        grads = torch.autograd.grad(function(*leaves), leaves)
-        results.append(torch.cat([g.flatten() for g in grads]))
-    return ((results[0] - results[1]).norm() / results[0].norm()).item()
+    return difference_if_compiled(loss, [inputs[0]["x"], inputs[0]["matrix"], inputs[1]["matrix"]])
 
 
 # Cases whose inputs pass the bounds that they are there for; `bounds_reached` says so.

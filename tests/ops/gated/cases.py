@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, relative
 from vort.ops.asked import Asked
 from vort.ops.gated import GatedInputs, gated_of_asked
 
@@ -140,16 +140,10 @@ def relative_errors(
 ) -> dict[str, float]:
     """Error of the output and every gradient; a second run must give the same bits."""
     inputs = make_inputs(case, dtype, device, seed)
-    got = outputs_and_gradients(case, *inputs, wide=False)
-    again = got if device == "cpu" else outputs_and_gradients(case, *inputs, wide=False)
     truth = outputs_and_gradients(case, *inputs, wide=True)
-    errors = {}
-    for name, x in truth.items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
-        wrong, size = (got[name].double() - x).norm(), x.norm()
-        errors[name] = (wrong / size if size > 0 else wrong).item()
-    return errors
+    return compared(
+        lambda: outputs_and_gradients(case, *inputs, wide=False), truth, device, relative
+    )[1]
 
 
 GPU_CASES = [

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, difference_if_compiled, relative_or_of_ones
 from vort.ops.local_attention import local_attention, local_attention_exact
 from vort.ops.local_attention.attention import attend
 
@@ -116,21 +116,14 @@ def relative_errors(
 ) -> dict[str, float]:
     """Error of every output and gradient; a second run must give the same bits."""
     inputs = make_inputs(case, dtype, device, seed)
-    got = outputs_and_gradients(fused, case, inputs, wide=False)
-    # Programs of the interpreter run one after another, always alike: a second run says nothing.
-    again = got
-    if device != "cpu":
-        again = outputs_and_gradients(fused, case, inputs, wide=False)
     truth = outputs_and_gradients(exact, case, inputs, wide=True)
-    errors = {}
-    for name, x in truth.items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
-        # a window of one has entropy 0 and no gradient to q and k: what is there is set against
-        # numbers of size one, as all inputs are
-        size = x.numel() ** 0.5 if x.norm() < 1e-6 else x.norm()
-        errors[name] = ((got[name].double() - x).norm() / size).item() if x.numel() else 0.0
-    return errors
+    # a window of one has entropy 0 and no gradient to q and k
+    return compared(
+        lambda: outputs_and_gradients(fused, case, inputs, wide=False),
+        truth,
+        device,
+        relative_or_of_ones,
+    )[1]
 
 
 def changed_past(device: str, dtype: torch.dtype) -> int:
@@ -161,12 +154,7 @@ def compiled_difference(device: str) -> float:
         o, entropy = fused(case, q, k, v, {"cu_seqlens": bounds, "rope_base": 100.0})
         return (o * o).sum() + entropy.sum()
 
-    results = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        leaves = [inputs[name].clone().requires_grad_() for name in "qkv"]
-        grads = torch.autograd.grad(function(*leaves), leaves)
-        results.append(torch.cat([g.flatten() for g in grads]))
-    return ((results[0] - results[1]).norm() / results[0].norm()).item()
+    return difference_if_compiled(loss, [inputs[name] for name in "qkv"])
 
 
 GPU_CASES = [

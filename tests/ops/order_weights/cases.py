@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, difference_if_compiled
 from vort.fractional import PowerLawBasis
 from vort.ops.order_weights.triton import order_weights_fused
 
@@ -90,28 +90,27 @@ def relative_errors(
     """
     assert dtype == torch.float32
     inputs = make_inputs(case, device, seed)
-    got = outputs_and_gradients(case, inputs, wide=False)
-    # Programs of the interpreter run one after another, always alike: a second run says nothing.
-    again = got if device == "cpu" else outputs_and_gradients(case, inputs, wide=False)
     truth = outputs_and_gradients(case, inputs, wide=True)
-    errors = {}
+    got, errors = compared(
+        lambda: outputs_and_gradients(case, inputs, wide=False), truth, device, _error
+    )
     for name, x in truth.items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
         if got[name].dtype != dtype or got[name].shape != x.shape:
             errors[f"{name} is {got[name].dtype} {list(got[name].shape)}"] = float("nan")
-        axes = tuple(range(x.ndim - 1)) if name == "weights" else tuple(range(x.ndim))
-        if not x.numel():
-            errors[name] = 0.0
-        elif not axes:
-            errors[name] = _largest((got[name].double() - x).abs(), x.abs())
-        else:
-            wrong = torch.linalg.vector_norm(got[name].double() - x, dim=axes)
-            errors[name] = _largest(wrong, torch.linalg.vector_norm(x, dim=axes))
     at_one = inputs["order"] == 1
     if bool(at_one.any()) and bool((got["weights"][at_one][:, 1:] != 0).any()):
         errors["scales beyond the first at order 1"] = float("nan")
     return errors
+
+
+def _error(name: str, got: Tensor, truth: Tensor) -> float:
+    axes = tuple(range(truth.ndim - 1)) if name == "weights" else tuple(range(truth.ndim))
+    if not truth.numel():
+        return 0.0
+    if not axes:
+        return _largest((got - truth).abs(), truth.abs())
+    wrong = torch.linalg.vector_norm(got - truth, dim=axes)
+    return _largest(wrong, torch.linalg.vector_norm(truth, dim=axes))
 
 
 def _largest(wrong: Tensor, size: Tensor) -> float:
@@ -130,12 +129,7 @@ def compiled_difference(device: str) -> float:
         weights = order_weights_fused(polynomials, order, gate)
         return (weights * order_weights_fused(polynomials, gate, None)).sum()
 
-    results = []
-    for function in (torch.compile(loss, fullgraph=True, backend="aot_eager"), loss):
-        leaves = [inputs[name].clone().requires_grad_() for name in ("order", "gate")]
-        grads = torch.autograd.grad(function(*leaves), leaves)
-        results.append(torch.cat([g.flatten() for g in grads]))
-    return ((results[0] - results[1]).norm() / results[1].norm()).item()
+    return difference_if_compiled(loss, [inputs["order"], inputs["gate"]])
 
 
 GPU_CASES = [

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, difference_if_compiled
 from vort.ops.retention import RetentionState, retention
 
 
@@ -153,32 +153,24 @@ def outputs_and_gradients(
 def relative_errors(case: Case, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     """Error of every output and gradient; a second run must give the same bits."""
     inputs = make_inputs(case, dtype, device, seed)
-    got = outputs_and_gradients("triton", case, inputs)
-    # Programs of the interpreter run one after another, always alike: a second run says nothing.
-    again = got if device == "cpu" else outputs_and_gradients("triton", case, inputs)
     truth = outputs_and_gradients("exact", case, inputs, torch.float64)
-    errors = _distances(got, truth)
-    for name, x in got.items():
-        if not torch.equal(x, again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
-    return errors
+    return compared(
+        lambda: outputs_and_gradients("triton", case, inputs), truth, device, _distance
+    )[1]
 
 
 def rounding_errors(case: Case, seed: int) -> dict[str, float]:
     """What the equation itself loses on such a draw, step by step in float32."""
     inputs = make_inputs(case, torch.float32, "cpu", seed)
     truth = outputs_and_gradients("exact", case, inputs, torch.float64)
-    return _distances(outputs_and_gradients("recurrent", case, inputs), truth)
+    got = outputs_and_gradients("recurrent", case, inputs)
+    return {name: _distance(name, got[name].double(), x) for name, x in truth.items()}
 
 
-def _distances(got: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
-    errors = {}
-    for name, x in truth.items():
-        # one token has no lags: its decay gradient is zero, and only its size can be checked
-        size = x.norm().clamp_min(1.0 if x.norm() < 1e-9 else 1e-30)
-        difference = (got[name].double() - x).norm() / size
-        errors[name] = difference.item() if x.numel() else 0.0
-    return errors
+def _distance(name: str, got: Tensor, truth: Tensor) -> float:
+    # one token has no lags: its decay gradient is zero, and only its size can be checked
+    size = truth.norm().clamp_min(1.0 if truth.norm() < 1e-9 else 1e-30)
+    return ((got - truth).norm() / size).item() if truth.numel() else 0.0
 
 
 def wrongly_left_out(device: str) -> dict[str, int]:
@@ -251,15 +243,8 @@ def compiled_difference(device: str) -> float:
         o, _ = retention(q, k, v, write, log_decay, backend="triton", asked=places)
         return (o * o).sum()
 
-    differences = []
-    for plain in (loss, of_places):
-        results = []
-        for function in (plain, torch.compile(plain, fullgraph=True, backend="aot_eager")):
-            names = ("q", "k", "v", "write", "log_decay")
-            leaves = [inputs[name].clone().requires_grad_() for name in names]
-            grads = torch.autograd.grad(function(*leaves), leaves)
-            results.append(torch.cat([g.flatten() for g in grads]))
-        differences.append(((results[0] - results[1]).norm() / results[0].norm()).item())
+    leaves = [inputs[name] for name in ("q", "k", "v", "write", "log_decay")]
+    differences = [difference_if_compiled(f, leaves) for f in (loss, of_places)]
     # a NaN is the larger one
     return max(differences, key=lambda x: math.inf if math.isnan(x) else x)
 

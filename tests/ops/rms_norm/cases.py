@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, difference_if_compiled, relative
 from vort.ops.rms_norm.triton import rms_norm_fused
 
 
@@ -81,25 +81,24 @@ def outputs_and_gradients(
 def relative_errors(case: NormCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
     """Error of the output and every gradient; a second run must give the same bits."""
     inputs = make_inputs(case, dtype, device, seed)
-    got = outputs_and_gradients(case, inputs, wide=False)
-    # Programs of the interpreter run one after another, always alike: a second run says nothing.
-    again = got if device == "cpu" else outputs_and_gradients(case, inputs, wide=False)
     truth = outputs_and_gradients(case, inputs, wide=True)
-    errors = {}
-    for name, x in truth.items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
+    got, errors = compared(
+        lambda: outputs_and_gradients(case, inputs, wide=False), truth, device, _error
+    )
+    for name in truth:
         source = inputs["dy" if name == "y" else name[1:]]
         if got[name].dtype != source.dtype or got[name].shape != source.shape:
             errors[f"{name} is {got[name].dtype} {list(got[name].shape)}"] = float("nan")
-        wrong = (got[name].double() - x).norm()
-        if name == "dx":  # row by row: gradients to small rows are large
-            size = x.norm(dim=-1, keepdim=True)
-            wrong = (((got[name].double() - x) / size).norm()) / max(size.numel(), 1) ** 0.5
-            errors[name] = wrong.item() if x.numel() else 0.0
-            continue
-        errors[name] = (wrong / x.norm()).item() if x.norm() > 0 else wrong.item()
     return errors
+
+
+def _error(name: str, got: Tensor, truth: Tensor) -> float:
+    if name != "dx":
+        return relative(name, got, truth)
+    # row by row: gradients to small rows are large
+    size = truth.norm(dim=-1, keepdim=True)
+    wrong = ((got - truth) / size).norm() / max(size.numel(), 1) ** 0.5
+    return wrong.item() if truth.numel() else 0.0
 
 
 def compiled_difference(device: str) -> float:
@@ -111,12 +110,7 @@ def compiled_difference(device: str) -> float:
         y = rms_norm_fused(x, weight, case.eps)
         return (rms_norm_fused(y * x, None, case.eps) * inputs["dy"]).sum()
 
-    results = []
-    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        leaves = [inputs[name].clone().requires_grad_() for name in ("x", "weight")]
-        grads = torch.autograd.grad(function(*leaves), leaves)
-        results.append(torch.cat([g.flatten() for g in grads]))
-    return ((results[0] - results[1]).norm() / results[0].norm()).item()
+    return difference_if_compiled(loss, [inputs["x"], inputs["weight"]])
 
 
 GPU_CASES = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.ops.case import NamedCase
+from tests.ops.case import NamedCase, compared, relative
 
 
 @dataclass(frozen=True)
@@ -162,17 +162,11 @@ def relative_errors(
 ) -> dict[str, float]:
     """Error of every output and gradient; a second run must give the same bits."""
     given = make_inputs(case, dtype, device, seed)
-    got = outputs_and_gradients(case, given, wide=False)
-    # Programs of the interpreter run one after another, always alike: a second run says nothing.
-    again = got if device == "cpu" else outputs_and_gradients(case, given, wide=False)
-    errors = {}
-    for name, truth in outputs_and_gradients(case, given, wide=True).items():
-        if not torch.equal(got[name], again[name]):
-            errors[f"{name} differs between two runs"] = float("nan")
-        difference = (got[name].double() - truth).norm()
-        # what has no gradient has none to the bit
-        errors[name] = (difference / truth.norm() if truth.any() else difference).item()
-    return errors
+    truth = outputs_and_gradients(case, given, wide=True)
+    # what has no gradient has none to the bit
+    return compared(
+        lambda: outputs_and_gradients(case, given, wide=False), truth, device, relative
+    )[1]
 
 
 def step_errors(case: HeadsCase, dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
