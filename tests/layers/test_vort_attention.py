@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -210,3 +212,43 @@ def test_a_memory_of_ones_own_brings_its_settings() -> None:
     assert (layer.window, layer.convolution) == (SIZES["sliding_window"], None)
     with pytest.raises(ValueError, match="settings are given, so these have no use: horizon"):
         VortAttention(memory=memory, horizon=3)
+
+
+PARTS = ("convolution", "q_norm", "k_norm", "norm")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_whoever_watches_a_part_sees_each_call_and_changes_nothing(name: str) -> None:
+    layer, x, calls = layer_of("vort"), torch.randn(2, 9, HIDDEN), []
+    mask = torch.ones(2, 9)
+    mask[1, :4] = 0
+    expected = [layer(x)[0], layer(x, mask)[0], in_pieces(layer, x, [5, 6, 7])]
+    layer.get_submodule(name).register_forward_hook(lambda *given: calls.append(name))
+    found = [layer(x)[0], layer(x, mask)[0], in_pieces(layer, x, [5, 6, 7])]
+    assert len(calls) == 6
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", PARTS)
+@torch.no_grad()
+def test_what_takes_the_place_of_a_part_is_called(name: str) -> None:
+    layer, x = layer_of("vort"), torch.randn(2, 9, HIDDEN)
+    part = layer.get_submodule(name)
+
+    class Other(type(part)):  # type: ignore[misc]
+        def forward(self, *given: Any, **options: Any) -> Any:
+            found = super().forward(*given, **options)
+            return (found[0] + 1, found[1]) if name == "convolution" else found + 1
+
+    before = layer(x)[0]
+    part.__class__ = Other
+    assert (before - layer(x)[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_a_norm_of_keys_alone_is_one() -> None:
+    layer, x = layer_of("vort"), torch.randn(2, 9, HIDDEN)
+    layer.q_norm = None
+    before = layer(x)[0]
+    layer.k_norm = None
+    assert (before - layer(x)[0]).abs().max() > 1e-3

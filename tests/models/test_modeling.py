@@ -271,3 +271,14 @@ def test_mixed_precision_trains_and_stays_near_single(kind: str) -> None:
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is None or parameter.grad.isfinite().all(), name
+
+
+@torch.no_grad()
+def test_weights_kept_elsewhere_are_brought_by_whoever_keeps_them() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = model_of(), tokens(2, 12)
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    expected, text = model(ids).logits, model.generate(ids, **options)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    torch.testing.assert_close(model(ids).logits, expected, **CLOSE)
+    assert torch.equal(model.generate(ids, **options), text)

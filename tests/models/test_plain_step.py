@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.cases import WINDOW, model_of, tokens
-from vort.layers import plain_step
+from vort.layers import ShortConvolution, plain_step
 from vort.models import VortCache, VortForCausalLM, VortSession
 from vort.models import decoding as models_decoding
 
@@ -115,6 +115,19 @@ def test_what_a_step_does_not_know_is_called(changes: dict[str, Any], made: list
     with torch.no_grad():
         whole = model(ids).logits[0, 2:]
     torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_convolution_of_somebodys_own_is_called(made: list[int]) -> None:
+    class Other(ShortConvolution):
+        def forward(self, *given: Any, **options: Any) -> Any:
+            calls.append(1)
+            return super().forward(*given, **options)
+
+    (model, ids), calls = (model_of(), tokens(1, 6)), []
+    model.model.layers[1].self_attn.convolution.__class__ = Other
+    logits_of(model, ids)
+    assert (len(calls), made) == (5, [])
 
 
 @torch.no_grad()

@@ -119,11 +119,11 @@ def _fits(
     All is of one type; under autocast products are of another than their inputs and weights.
     """
     norms, conv = [layer.q_norm, layer.k_norm, layer.norm], layer.convolution
-    if (norms[0] is None) != (norms[1] is None) or (layer.window and layer.rope_base is None):
+    if not layer.has_plain_heads or (layer.window and layer.rope_base is None):
         return False
-    parts = [p for p in (layer.memory, conv, *norms) if p is not None]
-    normed = all(n is None or type(n) is RMSNorm for n in norms)
-    if not normed or is_watched(*parts) or layer.memory.maps is None:
+    if layer.norm is not None and (type(layer.norm) is not RMSNorm or is_watched(layer.norm)):
+        return False
+    if is_watched(layer.memory) or layer.memory.maps is None:
         return False
     if conv is not None and conv.size > LONGEST:
         return False

@@ -94,9 +94,7 @@ def _fits(layer: VortAttention, x: Tensor, state: State, memory: StepWeights) ->
     short = layer.convolution is None or layer.convolution.size <= LONGEST
     features = memory.q_map.shape[-1]
     small = power_of_two(2 * features) * power_of_two(layer.head_dim) <= LARGEST
-    norms = (layer.q_norm, layer.k_norm, layer.norm)
-    normed = (norms[0] is None) == (norms[1] is None)
-    normed = normed and all(n is None or type(n) is RMSNorm for n in norms)
+    normed = layer.has_plain_heads and (layer.norm is None or type(layer.norm) is RMSNorm)
     summed = memory.normalizer == "none" or "memory.b" in state
     known = short and small and normed and summed and layer.head_dim % 2 == 0
     return known and _states_fit(layer, x, state)

@@ -350,7 +350,9 @@ class VortAttention(nn.Module):
         if asked is not None:
             found = found if found.ndim == 3 else pick(found, asked)
             local = None if local is None else pick(local, asked)
-        if is_plain(x, self.o_proj) and (self.norm is None or type(self.norm) is RMSNorm):
+        out_norm = self.norm
+        known = out_norm is None or (type(out_norm) is RMSNorm and not is_watched(out_norm))
+        if known and is_plain(x, self.o_proj):
             norm, eps = (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
             options = {"other": local, "gate": gate, "norm": norm, "eps": eps}
             return gated_norm_linear(found, self.o_proj.weight, **options)  # type: ignore[arg-type]
@@ -403,29 +405,66 @@ class VortAttention(nn.Module):
                 return residual, x, self._heads_of_asked(x, asked), self._gate(x, asked), None
             parts = [projection(x) for projection in projections]
             gate = self._gate(x, asked)
-        norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
-        conv = self.convolution
-        heads = to_heads(
+        heads = self._heads(parts, piece, before)
+        if heads.state is not None:
+            after["conv"] = heads.state
+        return residual, x, heads, gate, along
+
+    @property
+    def has_plain_heads(self) -> bool:
+        """Whether convolution and norms of heads are ours, and nobody watches: else all are called.
+
+        Kernels take both norms or none, with one eps.
+        """
+        conv, q_norm, k_norm = self.convolution, self.q_norm, self.k_norm
+        if conv is not None and (type(conv) is not ShortConvolution or is_watched(conv)):
+            return False
+        if q_norm is None or k_norm is None:
+            return q_norm is k_norm
+        ours = type(q_norm) is RMSNorm and type(k_norm) is RMSNorm and q_norm.eps == k_norm.eps
+        return ours and not is_watched(q_norm, k_norm)
+
+    def _heads(self, parts: list[Tensor], piece: _Piece, before: State | None) -> Heads:
+        """Queries, keys and values from what the projections made of them, joined or three."""
+        conv, norms, plain = self.convolution, (self.q_norm, self.k_norm), self.has_plain_heads
+        lengths = None if piece.padding is None else piece.padding.lengths
+        state = None if before is None or conv is None else before["conv"]
+        options: dict[str, Any] = {
+            "rope_base": self.rope_base if self.window else None,
+            "seen": before["local.seen"] if before is not None and self.window else None,
+            "cu_seqlens": piece.cu_seqlens,
+        }
+        if not plain:
+            if conv is not None:
+                joined = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+                kept = {"lengths": lengths, "output_state": piece.output_state}
+                joined, state = conv(joined, state, cu_seqlens=piece.cu_seqlens, **kept)
+                parts = [joined]
+            counts = (self.num_heads, self.num_key_value_heads, self.num_key_value_heads)
+            if len(parts) == 1:
+                parts = list(parts[0].split([n * self.head_dim for n in counts], -1))
+            parts = [
+                x if norm is None else norm(x.unflatten(-1, (count, -1))).flatten(-2)
+                for x, norm, count in zip(parts, (*norms, None), counts, strict=True)
+            ]
+            return to_heads(parts, *counts[:2], **options)._replace(state=state)
+        q_norm, k_norm = norms
+        return to_heads(
             parts,
             self.num_heads,
             self.num_key_value_heads,
             None if conv is None else conv.weight,
-            None if before is None or conv is None else before["conv"],
-            q_norm=None if norms is None else norms[0].weight,
-            k_norm=None if norms is None else norms[1].weight,
-            eps=1e-6 if norms is None or norms[0].eps is None else norms[0].eps,
-            rope_base=self.rope_base if self.window else None,
+            state,
+            q_norm=None if q_norm is None else q_norm.weight,
+            k_norm=None if k_norm is None else k_norm.weight,
+            eps=1e-6 if q_norm is None or q_norm.eps is None else q_norm.eps,
             # Heads that nothing turns are one for memory and window: these want no features.
             features=None if self.window and self.rope_base is None else self.memory.maps,
-            seen=before["local.seen"] if before is not None and self.window else None,
-            lengths=None if piece.padding is None else piece.padding.lengths,
-            cu_seqlens=piece.cu_seqlens,
+            lengths=lengths,
             output_state=piece.output_state,
             in_place=piece.in_place,
+            **options,
         )
-        if heads.state is not None:
-            after["conv"] = heads.state
-        return residual, x, heads, gate, along
 
     def _gate(self, x: Tensor, asked: Asked | None) -> Tensor | None:
         """The output gate; of positions asked for alone, where some are."""
