@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.layers.cases import HIDDEN, KINDS, SIZES, in_pieces, layer_of, masks, unpadded
 from vort.fractional import PowerLawBasis, gl_kernel
 from vort.layers import LayerStates, VortAttention
-from vort.memories import NoMemory
+from vort.memories import MEMORIES, NoMemory
 from vort.ops.retention import exact_retention_with_kernel
 
 LAYERS = {kind: layer_of(kind).eval() for kind in KINDS}
@@ -252,3 +252,19 @@ def test_a_norm_of_keys_alone_is_one() -> None:
     before = layer(x)[0]
     layer.k_norm = None
     assert (before - layer(x)[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in MEMORIES if MEMORIES[name].keeps_state])
+@pytest.mark.parametrize(("held", "rows", "length"), [(1, 2, 1), (1, 2, 5), (3, 1, 1), (3, 1, 5)])
+@torch.no_grad()
+def test_a_state_of_other_rows_is_refused(name: str, held: int, rows: int, length: int) -> None:
+    options: dict[str, Any] = {**SIZES, "memory": name, "horizon": 100, "sliding_window": 0}
+    layer, states = VortAttention(**options, conv_size=0, use_entropy=False), LayerStates()
+    layer(torch.randn(held, 4, HIDDEN), past_key_values=states, use_cache=True)
+    if name == "none":  # it keeps nothing, so all fits
+        assert states.load_state(0) is None
+        return
+    with pytest.raises(
+        ValueError, match=f"as many sequences as there are rows, {rows}, got {held}"
+    ):
+        layer(torch.randn(rows, length, HIDDEN), past_key_values=states, use_cache=True)

@@ -101,8 +101,10 @@ def _fits(layer: VortAttention, x: Tensor, state: State, memory: StepWeights) ->
 
 
 def _states_fit(layer: VortAttention, x: Tensor, state: State) -> bool:
-    """Dense, and of the types that kernels read and write."""
+    """Dense, of as many rows, and of the types that kernels read and write."""
     if any(not t.is_contiguous() or t.device != x.device for t in state.values()):
+        return False
+    if any(len(t) != len(x) for t in state.values()):
         return False
     G, b = state["memory.G"], state.get("memory.b")
     # Rounding at random wants a count of positions.

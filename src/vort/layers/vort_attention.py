@@ -279,6 +279,7 @@ class VortAttention(nn.Module):
         rest = (padding, packed, use_cache, in_place, delta, first, asked)
         piece = _Piece(x, entity_mask, *rest)
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
+        _check_rows(before, x.shape[0])
         mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
             past_key_values.store_state(self.layer_idx, mixed.state, length)
@@ -518,6 +519,15 @@ class VortAttention(nn.Module):
         if state is not None:
             after.update({f"local.{name}": value for name, value in state._asdict().items()})
         return output, entropy
+
+
+def _check_rows(state: State | None, rows: int) -> None:
+    """Refuse a state of more or fewer sequences: memories would repeat one for all."""
+    held = rows if state is None else next((len(x) for x in state.values()), rows)
+    if held != rows:
+        raise ValueError(
+            f"past_key_values must be of as many sequences as there are rows, {rows}, got {held}"
+        )
 
 
 def _below(state: State, prefix: str) -> dict[str, Tensor]:
