@@ -282,3 +282,14 @@ def test_weights_kept_elsewhere_are_brought_by_whoever_keeps_them() -> None:
     accelerate.cpu_offload(model, execution_device="cpu")
     torch.testing.assert_close(model(ids).logits, expected, **CLOSE)
     assert torch.equal(model.generate(ids, **options), text)
+
+
+@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("layers", [1, 3])
+@torch.no_grad()
+def test_a_cache_of_other_layers_is_refused(layers: int, length: int) -> None:
+    cache = (other := model_of(num_hidden_layers=layers)).new_cache()
+    other(tokens(1, 5), past_key_values=cache, use_cache=True)
+    for call in ((model := model_of()), model.model):
+        with pytest.raises(ValueError, match=f"as the model has, 2, got a cache of {layers}"):
+            call(tokens(1, length), past_key_values=cache, use_cache=True)

@@ -237,6 +237,7 @@ class VortModel(VortPreTrainedModel):
         check_call(type(self).__name__, kwargs, _ARGUMENTS)
         if not isinstance(past_key_values, LayerStates | None):
             raise TypeError(wrong_cache(past_key_values))
+        _check_layers(past_key_values, self.config)
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         mask = _mask_of(attention_mask, hidden)
         packing = self._packing(
@@ -563,6 +564,7 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
             return None, cache
         if tokens is None or tokens.dim() != 2 or not isinstance(cache, VortCache | None):
             return None, cache
+        _check_layers(cache, self.config)
         pieces = pieces_of(tokens)
         shown = None if mask is None else _mask_of(mask, tokens)
         records = tokens.shape[1] > 1 and shown is None and can_record(self, tokens)
@@ -580,6 +582,16 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
                 found = self.model(part, seen, cache, use_cache=True).last_hidden_state
                 logits = self.lm_head(found[:, -1:])
         return logits, cache
+
+
+def _check_layers(cache: object, config: VortConfig) -> None:
+    """Refuse the cache of another model, where that can be told by its layers."""
+    count = config.num_hidden_layers
+    if isinstance(cache, VortCache) and cache.num_layers != count:
+        raise ValueError(
+            f"past_key_values must be of as many layers as the model has, {count}, "
+            f"got a cache of {cache.num_layers}"
+        )
 
 
 def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
