@@ -491,10 +491,12 @@ def test_wrong_input_is_named(model: VortForCausalLM) -> None:
     session = VortSession(model)
     with pytest.raises(ValueError, match="nothing has been fed"):
         session.generate(3)
+    with pytest.raises(TypeError, match=r"tokens must be integers, got torch.float32"):
+        session.feed([5.9, 6.2])
     with pytest.raises(ValueError, match=r"tokens must lie in 0\.\.258, got 300 at 1"):
         session.feed([5, 300])
     with pytest.raises(ValueError, match=r"shape \[T\] or \[1, T\], got \[2, 3\]"):
-        session.feed(torch.zeros(2, 3))
+        session.feed(torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="entity_mask must have one entry"):
         session.feed([1, 2], torch.ones(3))
     with pytest.raises(TypeError, match="VortForCausalLM, got str"):
