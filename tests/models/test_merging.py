@@ -93,8 +93,22 @@ def test_ages_are_of_each_row_and_add_up() -> None:
     assert torch.equal(cache.aged(50, subject).states[0]["local.k"], cache.states[0]["local.k"])
 
 
-def test_rows_of_padded_batches_are_as_old_as_they_have_seen() -> None:
-    subject = model()
+@pytest.mark.parametrize("window", [8, 0])
+def test_what_was_merged_is_as_long_as_its_texts(window: int) -> None:
+    subject = model(sliding_window=window)
+    first, second, third = (read(subject, ids) for ids in texts(40, 25, 70))
+    nested = VortCache.merged([first, VortCache.merged([second, third], subject)], subject)
+    flat = VortCache.merged([first, second, third], subject)
+    assert nested.seen() == flat.seen() == 135
+    torch.testing.assert_close(
+        nested.states[0]["memory.G"], flat.states[0]["memory.G"], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("windows", [[8], [0, 8]])
+def test_rows_of_padded_batches_are_as_old_as_they_have_seen(windows: list[int]) -> None:
+    own = [{"sliding_window": window} for window in windows]
+    subject = model(num_hidden_layers=len(windows), layer_settings=own)
     first, second = texts(30, 24)
     mask = torch.ones_like(second)
     mask[1, :10] = 0
@@ -107,6 +121,26 @@ def test_rows_of_padded_batches_are_as_old_as_they_have_seen() -> None:
         torch.testing.assert_close(
             merged.states[0]["memory.G"][row], alone.states[0]["memory.G"][0], rtol=1e-5, atol=1e-6
         )
+
+
+def test_padded_rows_that_no_window_counts_need_ages() -> None:
+    subject = model(sliding_window=0)
+    first, second = texts(30, 24)
+    mask = torch.ones_like(second)
+    mask[1, :10] = 0
+    part = subject.new_cache()
+    with torch.no_grad():
+        subject(second, attention_mask=mask, past_key_values=part, use_cache=True)
+    parts = [read(subject, first), part.copy()]
+    with pytest.raises(ValueError, match="ages must be given for padded rows"):
+        VortCache.merged(parts, subject)
+    merged = VortCache.merged(parts, subject, ages=[torch.tensor([24, 14]), 0])
+    alone = read(subject, torch.cat([first[1], second[1, 10:]])[None])
+    torch.testing.assert_close(
+        merged.states[0]["memory.G"][1], alone.states[0]["memory.G"][0], rtol=1e-5, atol=1e-6
+    )
+    part.reset()
+    assert not part.padded
 
 
 def test_deeper_models_differ_and_stay_finite() -> None:
@@ -146,8 +180,9 @@ def test_what_cannot_be_merged_is_refused() -> None:
         VortCache.merged([cache, cache], subject, ages=[1])
     with pytest.raises(ValueError, match="one batch size"):
         VortCache.merged([cache, cache.select(torch.tensor([0]))], subject)
-    with pytest.raises(ValueError, match="0 or more"):
-        cache.aged(-1, subject)
+    for steps in (-1, float("nan"), float("inf"), torch.tensor([1.0, float("nan")])):
+        with pytest.raises(ValueError, match="0 or more and finite"):
+            cache.aged(steps, subject)
     with pytest.raises(ValueError, match="layers"):
         read(model(num_hidden_layers=2), texts(20)[0]).aged(1, subject)
 

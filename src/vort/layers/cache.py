@@ -48,6 +48,8 @@ class LayerStates:
         # Positions that compiled calls have added: a number in Python would be part of the graph,
         # and make another one for every token.
         self.compiled: dict[int, Tensor] = {}
+        # Whether rows may have seen fewer tokens than columns.
+        self.padded = False
         # Where a step on a CPU has put the states, see `vort.layers.plain_step`: the one after the
         # next overwrites them.
         self.buffers: Any = None

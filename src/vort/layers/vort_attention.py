@@ -283,6 +283,8 @@ class VortAttention(nn.Module):
         mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
             past_key_values.store_state(self.layer_idx, mixed.state, length)
+            if padding is not None or stateful:  # not read here, or torch.compile would ask of it
+                past_key_values.padded = True
 
         def back(x: Tensor) -> Tensor:
             x = x if padding is None else padding.restore(x)

@@ -76,7 +76,7 @@ class VortCache(LayerStates, Cache):
 
     def reset(self) -> None:
         """Forget everything; buffers of a static cache stay where they are."""
-        self.positions = {}
+        self.positions, self.padded = {}, False
         for count in self.compiled.values():
             count.zero_()
         if self.static:
@@ -156,7 +156,7 @@ def dense_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 # Beside the states: sizes and kinds, which a traced program takes as they are.
-_KINDS = ("num_layers", "static", "was_static", "in_place", "grows", "state_dtype")
+_KINDS = ("num_layers", "static", "was_static", "in_place", "grows", "state_dtype", "padded")
 
 
 def wrong_cache(given: object) -> str:

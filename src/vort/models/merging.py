@@ -50,17 +50,20 @@ def merged(
         model: that the caches are of.
         caches: of the texts, the last one nearest; of one batch size.
         ages: how many tokens ago each text ended. By default as if they had been read in a row:
-            each as long ago as the texts after it are long.
+            each as long ago as the texts after it are long. Tokens of padded rows are counted where
+            a layer has a window; where none has, ages must be given.
     """
     if not caches:
         raise ValueError("merged needs at least one memory, got none")
     if ages is not None and len(ages) != len(caches):
         raise ValueError(f"ages must be one for each of {len(caches)} memories, got {len(ages)}")
-    counts = [_seen(cache) for cache in caches]
-    if len({len(count) for count in counts}) > 1:
-        rows = ", ".join(str(len(count)) for count in counts)
-        raise ValueError(f"memories must be of one batch size, got {rows} rows")
+    rows = [_rows(cache) for cache in caches]
+    if len(set(rows)) > 1:
+        raise ValueError(
+            f"memories must be of one batch size, got {', '.join(map(str, rows))} rows"
+        )
     if ages is None:
+        counts = [_seen(cache) for cache in caches]
         ages = [
             sum(counts[number + 1 :], torch.zeros_like(counts[0])) for number in range(len(counts))
         ]
@@ -74,6 +77,7 @@ def merged(
         total = {name: _sum([part[name] for part in parts]) for name in parts[0]}
         _store(found, index, {**_state(caches[-1], index), **_named(total)})
         found.positions[index] = sum(cache.seen(index) for cache in caches)
+    found.padded = any(cache.padded for cache in caches)
     return found
 
 
@@ -130,24 +134,34 @@ def _store(cache: VortCache, index: int, state: dict[str, Tensor]) -> None:
     cache.store_state(index, state, 0)
 
 
-def _seen(cache: VortCache) -> Tensor:
-    """Tokens that each row has seen, padding left out where the window counts them, `[B]`."""
+def _rows(cache: VortCache) -> int:
     state = cache.load_state(0)
     if state is None:
         raise ValueError("a memory that has seen nothing cannot be aged, merged or taken away")
-    if "local.seen" in state:
-        return state["local.seen"].cpu()
-    rows = next(iter(state.values())).shape[0]
-    return torch.full((rows,), cache.seen(0))
+    return len(next(iter(state.values())))
+
+
+def _seen(cache: VortCache) -> Tensor:
+    """Tokens that each row has seen, `[B]`; of padded rows a window has counted them."""
+    if not cache.padded:
+        return torch.full((_rows(cache),), cache.seen(0))
+    counts = [state["local.seen"] for state in cache.states.values() if "local.seen" in state]
+    if not counts:
+        raise ValueError(
+            "ages must be given for padded rows where no layer has a window, which counts tokens"
+        )
+    return counts[0].cpu()
 
 
 def _each(steps: int | Tensor, cache: VortCache) -> Tensor:
     """Steps of each row, `[B]`."""
-    rows = len(_seen(cache))
+    rows = _rows(cache)
     given = torch.as_tensor(steps)
-    if given.ndim > 1 or (given.ndim == 1 and len(given) != rows) or bool((given < 0).any()):
+    fits = given.ndim == 0 or (given.ndim == 1 and len(given) == rows)
+    if not fits or not bool(((given >= 0) & given.isfinite()).all()):
         raise ValueError(
-            f"steps must be 0 or more, one number or one for each of {rows} rows, got {steps}"
+            "steps must be 0 or more and finite, one number or one for each of "
+            f"{rows} rows, got {steps}"
         )
     return given.expand(rows)
 
