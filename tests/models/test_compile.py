@@ -123,3 +123,20 @@ def test_a_cache_is_a_pytree_and_goes_through_an_export() -> None:
     logits, after = step(ids[:, 11:], cache.copy())
     torch.testing.assert_close(logits, model(ids).logits[:, -1:], **CLOSE)
     assert after.get_seq_length() == 12
+
+
+@pytest.mark.parametrize("name", ["position_ids", "seq_idx"])
+def test_an_export_of_rows_that_numbers_pack_is_refused_in_words(name: str) -> None:
+    given = {"input_ids": tokens(1, 9), name: torch.arange(9)[None], "use_cache": False}
+    with pytest.raises(ValueError, match="or give cu_seqlens"):
+        torch.export.export(model_of(), (), kwargs=given, strict=False)
+
+
+@torch.no_grad()
+def test_an_exported_model_takes_other_bounds() -> None:
+    model, ids, bounds = model_of(), tokens(1, 9), torch.tensor([0, 4, 9])
+    given = {"input_ids": ids, "cu_seqlens": bounds, "use_cache": False}
+    exported = torch.export.export(model, (), kwargs=given).module()
+    for cut in (4, 7):
+        given["cu_seqlens"] = torch.tensor([0, cut, 9])
+        torch.testing.assert_close(exported(**given).logits, model(**given).logits, **CLOSE)

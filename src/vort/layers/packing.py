@@ -9,7 +9,7 @@ from torch._compile import _disable_dynamo
 from vort.names import refuse_unknown
 from vort.ops.local_attention.checks import check_cu_seqlens
 
-__all__ = ["CALLERS", "Packing", "check_call"]
+__all__ = ["CALLERS", "Packing", "check_call", "is_exporting"]
 
 # What callers of attention layers send and a layer has no use for: positions follow from what has
 # been seen, and there is no matrix of attention weights.
@@ -100,6 +100,11 @@ class Packing(NamedTuple):
             return cls(bounds, False)
         if length < 2 or (position_ids is None and seq_idx is None):
             return None
+        if is_exporting():
+            raise ValueError(
+                "position_ids and seq_idx cannot be exported: which rows they pack is a question "
+                "to their numbers; leave them out where they count up, or give cu_seqlens"
+            )
         find = _starts_untraced if torch.compiler.is_compiling() else _starts
         starts = find(batch, length, mask, position_ids, seq_idx)
         if starts is None:
@@ -141,6 +146,14 @@ class Packing(NamedTuple):
             whole = row.new_zeros(shape[0] * shape[1], *row.shape[1:])
             row = whole.index_copy(0, self.places, row)
         return torch.unflatten(row, 0, shape)
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` traces.
+
+    The flag itself: before torch 2.13 torch's own `is_exporting()` says yes to torch.compile too.
+    """
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def _one_of(*given: Tensor | None) -> Tensor | None:

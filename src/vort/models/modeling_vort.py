@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import PreTrainedModel
 
 from vort.layers import LayerStates, RMSNorm
-from vort.layers.packing import Packing, check_call
+from vort.layers.packing import Packing, check_call, is_exporting
 from vort.layers.parts import VortMLP
 from vort.memories import Memory
 from vort.memories.retention_memory import RetentionMemory
@@ -627,9 +627,8 @@ def _targets(
 
 def _leaves_to_kernels(hidden: Tensor) -> bool:
     """Whether torch.compile should leave the blocks alone; what is exported is traced."""
-    # the flag itself: before torch 2.13 `is_exporting()` says yes to torch.compile as well
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    return torch.compiler.is_compiling() and not exporting and hidden.is_cuda and has_triton()
+    compiles = torch.compiler.is_compiling() and not is_exporting()
+    return compiles and hidden.is_cuda and has_triton()
 
 
 def _as_dict(return_dict: bool | None, config: VortConfig) -> bool:
