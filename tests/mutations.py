@@ -138,8 +138,8 @@ MUTATIONS = (
     Mutation(
         "a short trial counts as much as a whole one",
         "lab/experiments/search.py",
-        'finished = [line for line in finished if line["stage"] == deepest]',
-        "finished = list(finished)",
+        'return [line for line in staged if line["stage"] == stage]',
+        "return staged",
         "tests/lab/experiments/test_search.py",
     ),
     Mutation(
@@ -428,8 +428,8 @@ MUTATIONS = (
     Mutation(
         "padding is scored",
         "models/modeling_vort.py",
-        "return targets.masked_fill(present(mask, *targets.shape[:2]) == 0, -100)",
-        "return targets",
+        "return given if padding is None else given.masked_fill(padding, -100)",
+        "return given",
         "tests/models/test_modeling.py::test_padding_is_scored_on_nothing",
     ),
     Mutation(

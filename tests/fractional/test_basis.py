@@ -20,7 +20,7 @@ def measured_error(basis: PowerLawBasis, every_lag_to: int = 20_000) -> tuple[fl
     if basis.horizon > every_lag_to:
         beyond = np.geomspace(every_lag_to, basis.horizon, 3000).round().astype(np.int64)
         lags = torch.cat([lags, torch.from_numpy(beyond)])
-    decays = torch.exp(-torch.from_numpy(basis.rates)[:, None] * lags)
+    decays = torch.exp(torch.from_numpy(-basis.rates)[:, None] * lags)
     worst = [0.0, 0.0]
     for some in orders.split(20):
         exact = gl_kernel(some[:, None], lags)

@@ -54,7 +54,7 @@ def written_out(memory: VortMemory, given: MemoryInputs) -> Tensor:
     if router.gate_gain is not None:
         logits = x @ router.gate_gain.weight.T + router.gate_gain.bias
         write = write * logits.unflatten(-1, (memory.num_heads, -1)).exp()
-    rates = torch.from_numpy(router.basis.rates).to(torch.float32).double()
+    rates = torch.tensor(router.basis.rates).to(torch.float32).double()
     factor = 1 if router.log_factor is None else router.log_factor.exp()
     rates = (rates * factor).expand(memory.num_heads, memory.num_scales)
     every = given.with_all_heads()

@@ -63,5 +63,5 @@ def loss_of_rows(problem: Case, order: Tensor) -> Tensor:
     """L_ret `[P]` of one sequence for P sets of orders `[P, T, H]`."""
     rows = [x.expand(len(order), *x.shape[1:]) for x in (problem.q, problem.k)]
     retrievals = Retrievals(*(x.expand(len(order), -1) for x in problem.retrievals))
-    decay = -torch.from_numpy(BASIS.rates)
+    decay = torch.from_numpy(-BASIS.rates)
     return retrieval_loss(*rows, BASIS.weights(order), decay, retrievals).sum(1)

@@ -22,7 +22,7 @@ from vort.plasticity import loss as loss_module
 
 def written(problem: Case) -> tuple[torch.Tensor, torch.Tensor]:
     """Write weights, and rates in float64."""
-    return BASIS.weights(problem.order), -torch.from_numpy(BASIS.rates)
+    return BASIS.weights(problem.order), torch.from_numpy(-BASIS.rates)
 
 
 @given(cases)
@@ -60,7 +60,7 @@ def test_gradients_equal_finite_differences(similarity: str) -> None:
     problem = case(length=7, batch=1, heads=1)
     phi = feature_map("elu", 4)
     q, k = (phi(x) if similarity == "features" else x for x in problem[:2])
-    decay = -torch.from_numpy(BASIS.rates)
+    decay = torch.from_numpy(-BASIS.rates)
     read = torch.rand(*problem.order.shape, BASIS.terms, dtype=torch.float64) + 0.5
 
     def loss(q, k, order, read):  # type: ignore[no-untyped-def]

@@ -54,7 +54,7 @@ class MixtureMemory(RetentionMemory):
         """
         s = self.settings
         if s.rates_start == "basis":
-            rates = torch.from_numpy(fit_basis(s.horizon, s.num_scales, s.order_min).rates)
+            rates = torch.tensor(fit_basis(s.horizon, s.num_scales, s.order_min).rates)
             # The slowest of the basis is 0, which has no logarithm to learn.
             self.log_rate.copy_(rates.clamp(min=0.01 / s.horizon).log())
         else:

@@ -341,7 +341,7 @@ def _scan(
     blank = torch.zeros(points, length, 1, 1, dtype=torch.float64)
     write = basis.weights(leaf[:, None, None].expand(points, length, 1))
     rows = Retrievals(*(x.expand(points, -1) for x in retrievals))
-    values = retrieval_loss(blank, blank, write, -torch.from_numpy(basis.rates), rows)
+    values = retrieval_loss(blank, blank, write, torch.from_numpy(-basis.rates), rows)
     (slopes,) = torch.autograd.grad(values.sum(), leaf)
     return values.detach().flatten().numpy(), slopes.numpy()
 
