@@ -151,7 +151,7 @@ def test_a_model_starts_there_too() -> None:
 
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = VortForCausalLM(VortConfig(**sizes, memory="gated_delta"))
-    decay = model.model.memory.gate_decay
+    decay = model.model.memories[0].gate_decay
     assert (-1 / decay(torch.zeros(1, 1, 32))[1]).flatten().tolist() == pytest.approx([0.625, 1e3])
 
 

@@ -165,11 +165,6 @@ class VortModel(VortPreTrainedModel):
         return [block.self_attn.memory for block in blocks]
 
     @property
-    def memory(self) -> Memory:
-        """What layers keep of the past, the first layer's; see `memories`."""
-        return self.memories[0]
-
-    @property
     def keeps_state(self) -> bool:
         """Whether a state stands for the past in every layer."""
         return all(memory.keeps_state for memory in self.memories)

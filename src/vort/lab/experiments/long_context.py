@@ -70,7 +70,7 @@ def _room(model: Any, length: int) -> tuple[int, int]:
     device = next(model.parameters()).device.type
     if model.base_model.new_cache().grows:
         return _AT_ONCE[device], _PIECE
-    if getattr(model.base_model.memory, "heavy_hitters", None) is not None:
+    if any(getattr(m, "heavy_hitters", None) is not None for m in model.base_model.memories):
         # Token by token: a GPU takes as long for a step of many sequences as for one of few.
         return 1024 * _TOKENS[device], _PIECE // 4
     pieces = max(1, length // _PIECE) if device == "cuda" else 1
