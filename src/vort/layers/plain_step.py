@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vort.layers.cache import LayerStates
-from vort.layers.parts import RMSNorm, VortMLP
+from vort.layers.parts import RMSNorm, ShortConvolution, VortMLP
 from vort.layers.vort_attention import VortAttention
 from vort.memories import LayerSettings, State
 from vort.memories.retention_memory import GateProjection, SpreadReading
@@ -487,7 +487,7 @@ def _block_fits(block: Any) -> bool:
         and memory.normalizer == "decayed"
         and memory.include_self
         and layer.num_key_value_heads == heads
-        and layer.convolution is not None
+        and type(layer.convolution) is ShortConvolution
         and layer.window > 0
         and layer.head_dim % 2 == 0
     )

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from vort.layers import ShortConvolution
 from vort.layers.plain_step import PlainStep, fingerprint, plain_step_for
 from vort.models.cache_vort import VortCache, dense_state
 from vort.ops.custom import traced
@@ -135,13 +134,7 @@ def step_for(model: Any, cache: VortCache, tokens: Tensor) -> PlainStep | None:
         return None
     if torch.is_autocast_enabled("cpu") or traced(tokens):
         return None
-    step = plain_step_for(model, cache)
-    if step is None:
-        return None
-    # A convolution of somebody's own has to be called; every token asks, and this asks quickly.
-    layers = (block._modules["self_attn"] for block in model.model.layers)
-    ours = all(type(layer._modules["convolution"]) is ShortConvolution for layer in layers)
-    return step if ours else None
+    return plain_step_for(model, cache)
 
 
 def _may_replay(model: Any, tokens: Tensor) -> bool:
