@@ -122,13 +122,6 @@ class VortSession(Session):
                 left = stay
         return found
 
-    def _as_ids(self, tokens: str | Sequence[int] | Tensor) -> Tensor:
-        if not isinstance(tokens, str):
-            tokens = torch.as_tensor(tokens)
-            if tokens.is_floating_point() and tokens.numel():  # an empty list counts as floats
-                raise TypeError(f"tokens must be integers, got {tokens.dtype}")
-        return super()._as_ids(tokens)
-
     def _begin(self, cache: VortCache, logits: Tensor, tokens_seen: int) -> None:
         """Go on from what one row of a batch has read."""
         for index, state in cache.states.items():

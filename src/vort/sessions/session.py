@@ -116,7 +116,10 @@ class Session:
     def _as_ids(self, tokens: str | Sequence[int] | Tensor) -> Tensor:
         if isinstance(tokens, str):
             tokens = self._need_tokenizer()(tokens, add_special_tokens=False)["input_ids"]
-        ids = torch.as_tensor(tokens, dtype=torch.long, device="cpu")
+        given = torch.as_tensor(tokens)
+        if given.is_floating_point() and given.numel():  # an empty list counts as floats
+            raise TypeError(f"tokens must be integers, got {given.dtype}")
+        ids = given.to("cpu", torch.long)
         if ids.ndim == 2 and len(ids) == 1:
             ids = ids[0]
         if ids.ndim != 1:
