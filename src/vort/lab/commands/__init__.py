@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Collection, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from transformers import PreTrainedTokenizerBase
 
     from vort.lab.experiments.cell import Size
@@ -18,20 +21,29 @@ if TYPE_CHECKING:
 __all__ = [
     "Device",
     "Model",
+    "as_utf8",
     "books_of",
+    "check_page",
+    "check_seed",
     "check_writable",
     "find_model",
     "has_vort",
+    "is_terminal",
     "load_model",
     "named_or_shipped",
     "quiet_libraries",
     "read_device",
+    "read_input",
     "read_minutes",
     "read_names",
     "read_settings",
     "read_size",
     "read_workers",
+    "replaced_in_words",
+    "replaced_input",
+    "say",
     "say_horizon",
+    "say_replaced",
 ]
 
 Model = Annotated[
@@ -40,6 +52,8 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...")]
 
 _PYTHON = {"True": True, "False": False, "None": None}
+# What every page of ours begins with, and few pages of others: `report/pages/standalone.html`.
+_PAGE = (b"<!doctype html>", b'<meta http-equiv="Content-Security-Policy"')
 
 
 def read_settings(given: Sequence[str] | None, option: str) -> dict[str, Any]:
@@ -97,6 +111,56 @@ def read_minutes(minutes: float | None) -> float | None:
     return None if minutes is None else 60 * minutes
 
 
+def check_seed(seed: int | None) -> None:
+    """Refuse a seed by the rule of `TrainingConfig`, which takes long to load."""
+    if seed is not None and not 0 <= seed < 2**32:
+        raise typer.BadParameter(f"--seed must lie in [0, {2**32 - 1}], got {seed}")
+
+
+def as_utf8(text: str) -> str:
+    """A text of the command line; bytes that are no UTF-8, which Python hides in it, as U+FFFD.
+
+    >>> as_utf8("caf" + chr(0xDCE9)) == "caf" + chr(0xFFFD)
+    True
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def read_input(option: str) -> str:
+    """All of standard input; what is no UTF-8 as U+FFFD, said so.
+
+    option: that asks for it.
+    """
+    if sys.stdin is None:
+        raise typer.BadParameter(f"{option} - needs standard input, which is closed")
+    return say_replaced(replaced_input().read())
+
+
+def replaced_input() -> TextIO:
+    """Standard input where nothing has been read of it, that gives U+FFFD for what is no UTF-8."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin
+
+
+def replaced_in_words(text: str) -> list[str]:
+    """A line on how many places of a text could not be read; none where all could."""
+    count = text.count("\ufffd")
+    return [f"{count} places are no UTF-8 and read as U+FFFD."] if count else []
+
+
+def say_replaced(text: str) -> str:
+    """The text, once it is said how many places of it could not be read."""
+    for line in replaced_in_words(text):
+        typer.echo(line, err=True)
+    return text
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether somebody sits at the other end; nobody where a stream is closed, and so None."""
+    return stream is not None and stream.isatty()
+
+
 def read_device(device: str) -> str:
     """The device that `--device` names, if it is there."""
     import torch
@@ -129,6 +193,29 @@ def check_writable(path: Path, option: str) -> None:
     near = next(parent for parent in path.absolute().parents if parent.exists())
     if not near.is_dir() or not os.access(near, os.W_OK):
         raise typer.BadParameter(f"{option} cannot be written: {near} is no folder for it")
+
+
+def check_page(path: Path, option: str) -> None:
+    """Raise where a page could not be written, or would replace a file that is no page of ours."""
+    check_writable(path, option)
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        begins = file.read(512)
+    if begins and not all(part in begins for part in _PAGE):
+        raise typer.BadParameter(
+            f"{option} must be a new file or a page of vort to replace, and {path} is neither"
+        )
+
+
+def say(console: "Console", *parts: str | tuple[str, str], style: str = "") -> None:
+    """A line as it is, however long: nothing in it is markup, so a path can be copied.
+
+    parts: a text each, or a text and its style.
+    """
+    from rich.text import Text
+
+    console.print(Text.assemble(*parts, style=style), soft_wrap=True)
 
 
 def quiet_libraries() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vort.lab.commands import check_writable, read_names
+from vort.lab.commands import check_page, read_names, say
 
 if TYPE_CHECKING:
     from vort.lab.report.figures import Need
@@ -32,14 +32,12 @@ def report(
 
     target = RunFolder(run_dir).page if out is None else out
     if run_dir.is_dir():
-        check_writable(target, "--out")
+        check_page(target, "--out")
     run = write_report_page(run_dir, target, EXPERIMENTS)
     for problem_text in run.problems:
-        console.print(
-            f"left out: {one_line(problem_text)}", style="yellow", markup=False, soft_wrap=True
-        )
+        say(console, f"left out: {one_line(problem_text)}", style="yellow")
     size = target.stat().st_size / 1e6
-    console.print(f"report: [bold]{target}[/bold] ({size:.1f} MB)", highlight=False)
+    say(console, "report: ", (str(target), "bold"), f" ({size:.1f} MB)")
 
 
 def figures(
@@ -66,7 +64,7 @@ def figures(
     target = RunFolder(run_dir).figures if out is None else out
     if not draw_figures(run_dir, target, wanted):
         raise typer.Exit(2)
-    console.print(f"figures: [bold]{os.path.relpath(target)}[/bold], captions.md beside them")
+    say(console, "figures: ", (os.path.relpath(target), "bold"), ", captions.md beside them")
 
 
 def draw_paper_figure(name: str, run_dir: Path, path: Path) -> None:
@@ -144,10 +142,8 @@ def _explain(name: str, missing: "Sequence[Need]", run_dir: Path) -> None:
     lacking = ", ".join(map(str, missing))
     options = f"--scale laptop --only {parts} --cells '*-vort-*seed0'"
     command = f"vort reproduce {options} --out {shlex.quote(str(run_dir))}"
-    console.print(
+    say(
+        console,
         f"{name}: left out, {run_dir} lacks {lacking}; make it with\n  {command}",
         style="yellow",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
     )

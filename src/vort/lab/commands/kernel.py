@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from vort.lab.commands import check_writable
+from vort.lab.commands import check_writable, say
 
 if TYPE_CHECKING:
     from vort.fractional import PowerLawBasis
@@ -49,11 +49,11 @@ def kernel(
         rules = list(compare_rules(horizon, PAPER_TOLERANCE, basis))
     console.print(rules_sheet(rules, horizon).to_rich())
     if save is not None:
-        console.print(f"basis written to {save}")
+        say(console, f"basis written to {save}")
     if plot is not None:
         with console.status("drawing"):
             draw_kernels_soe(plot, horizon, basis)
-        console.print(f"figure written to {plot}")
+        say(console, f"figure written to {plot}")
 
 
 def _print_basis(basis: "PowerLawBasis") -> None:
@@ -69,4 +69,4 @@ def _print_basis(basis: "PowerLawBasis") -> None:
         f"  rates {rates}",
     ]
     for line in lines:
-        console.print(line, highlight=False, markup=False)
+        say(console, line)

@@ -11,12 +11,15 @@ from vort.files import read_regular, write_atomically
 from vort.lab.commands import (
     Device,
     Model,
-    check_writable,
+    as_utf8,
+    check_page,
     find_model,
     has_vort,
     load_model,
     named_or_shipped,
     read_device,
+    replaced_in_words,
+    say,
     say_horizon,
 )
 
@@ -45,17 +48,20 @@ def lens(
         raise typer.BadParameter(f"--max-tokens must be at least 2, got {max_tokens}")
     if not text.is_file():
         raise typer.BadParameter(f"--text must be a file, got {text}")
-    check_writable(out, "--out")
+    if out.exists() and out.samefile(text):
+        raise typer.BadParameter(f"--out must be another file than --text, got {out}")
+    check_page(out, "--out")
     name = named_or_shipped(model)
     loaded, tokenizer = _open(name, device)
     with console.status("reading the text"):
-        page, notes = _page(loaded, tokenizer, text, max_tokens, title or text.name, name)
+        titled = as_utf8(title or text.name)
+        page, notes = _page(loaded, tokenizer, text, max_tokens, titled, name)
     for note in notes:
         typer.echo(note, err=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
     size = out.stat().st_size / 1e6
-    console.print(f"lens: [bold]{out}[/bold] ({size:.1f} MB)", highlight=False)
+    say(console, "lens: ", (str(out), "bold"), f" ({size:.1f} MB)")
 
 
 class _ByteOffsets:
@@ -122,9 +128,7 @@ def _read(
     from vort.layers.entity_probe import LinearProbe, entity_indicator
 
     text = read_regular(file).decode("utf-8", errors="replace")
-    notes = []
-    if "\ufffd" in text:
-        notes.append(f"{text.count(chr(0xFFFD))} places are no UTF-8 and read as U+FFFD.")
+    notes = replaced_in_words(text)
     # Tokens are seldom longer than 16 characters: what lies far beyond the cut is left alone.
     batch = tokenizer(text[: 16 * max_tokens], return_offsets_mapping=True)
     if "offset_mapping" not in batch:

@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from vort.lab.commands import read_settings, say
+
 console = Console()
 
 
@@ -35,7 +37,6 @@ def plan(
     Weights, gradients and moments are dealt out to all GPUs (FSDP2), sequences to --context ranks.
     Constants come from runs measured on one GPU; see docs/distributed.md for how well they do.
     """
-    from vort.lab.commands import read_settings
     from vort.lab.training.costs import PLAN_SIZES, Costs, Shape, arrange, estimate
     from vort.models import VortConfig
     from vort.names import check_choice, typed
@@ -102,4 +103,4 @@ def _table(
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(console, text)

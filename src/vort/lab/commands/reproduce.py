@@ -22,6 +22,7 @@ from vort.lab.commands import (
     read_settings,
     read_size,
     read_workers,
+    say,
 )
 from vort.lab.processes import begin_loading, processes
 
@@ -167,7 +168,7 @@ class Plan:
         if not todo:
             raise typer.BadParameter("; ".join(problems.values()))
         for name, words in problems.items():
-            console.print(f"{name}: left out, {escape(words)}")
+            say(console, f"{name}: left out, {words}")
         touched = {cell.experiment for cell in todo}
         return [e for e in asked if touched & {e.name, *e.uses}], todo
 
@@ -191,7 +192,7 @@ def _collect(source: Path, folder: "RunFolder", size: "Size") -> None:
         )
     _refuse_silent_loss(folder, folder.replaces(source))
     taken = folder.collect(source)
-    console.print(f"{len(taken)} cells taken from {escape(str(source))}")
+    say(console, f"{len(taken)} cells taken from {source}")
 
 
 def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, limit: float | None) -> int:
@@ -223,8 +224,7 @@ def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, limit: float | 
                 bar.advance(row)
                 if outcome.error:
                     failed += 1
-                    message = escape(f"{outcome.cell.id}: {outcome.error}")
-                    bar.console.print(f"[red]failed[/red] {message}")
+                    say(bar.console, ("failed", "red"), f" {outcome.cell.id}: {outcome.error}")
                 else:
                     pace.learn(folder.read(outcome.cell) or {})
         except KeyboardInterrupt:
@@ -361,4 +361,4 @@ def _write_page(folder: "RunFolder") -> None:
     from vort.lab.report.run_page import write_report_page
 
     write_report_page(folder.root, folder.page, EXPERIMENTS)
-    console.print(f"report: [bold]{os.path.relpath(folder.page)}[/bold]")
+    say(console, "report: ", (os.path.relpath(folder.page), "bold"))

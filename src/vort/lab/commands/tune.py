@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from vort.lab.commands import books_of, read_minutes, read_size, read_workers
+from vort.lab.commands import books_of, read_minutes, read_size, read_workers, say
 
 if TYPE_CHECKING:
     from vort.lab.experiments.cell import Cell, RunFolder
@@ -74,13 +73,13 @@ def tune(
     search = Search(searches, folder, stages, limit)
     _run(search, side_by_side)
     for line in search.standing():
-        console.print(escape(line), soft_wrap=True)
+        say(console, line)
     if search.failed:
         console.print(
             f"[red]{search.failed} trials failed[/red]; the same command tries them again"
         )
         raise typer.Exit(1)
-    console.print(f"vort tune --collect {escape(str(out))} takes them up", soft_wrap=True)
+    say(console, f"vort tune --collect {out} takes them up")
 
 
 class Search:
@@ -234,7 +233,7 @@ def _run(search: Search, workers: int) -> None:
             for outcome in run_as_they_come(
                 search.take, search.folder, workers=workers, started=started
             ):
-                bar.console.print(escape(search.done(outcome)), soft_wrap=True)
+                say(bar.console, search.done(outcome))
                 done, total = search.count()
                 bar.update(row, completed=done, total=total)
         except KeyboardInterrupt:
