@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 import vort
 from vort.cli import app
-from vort.lab.commands import generate
+from vort.lab.commands import generate, read_input
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
 from vort.pretrained import DEFAULT
 
@@ -168,6 +169,56 @@ def test_a_turn_of_a_chat_has_a_most(shipped: Path, monkeypatch: pytest.MonkeyPa
     scripted("abcdefghij", monkeypatch)
     assert said("chat", "--max-new-tokens", 4, typed="x\ny\n")[0] == "abcd\nefgh\n"
     assert "--max-new-tokens must be at least 1" in said("chat", "--max-new-tokens", 0, code=2)[1]
+
+
+BAD = b"a\xffb"
+
+
+def test_what_is_no_utf8_is_read_as_such_wherever_it_comes_from(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(generate, "_feed", lambda session, text: read.append(text))
+    monkeypatch.setattr(VortSession, "stream", lambda *_, **__: iter(()))
+    monkeypatch.setattr("vort.sessions.Session.stream", lambda *_, **__: iter(()))
+    # As Python has it in the arguments of a process.
+    escaped = BAD.decode("utf-8", "surrogateescape")
+    for arguments in (["generate", "--prompt", escaped], ["generate", "--prompt", "-"], ["chat"]):
+        done = runner.invoke(app, arguments, input=BAD)
+        assert done.exit_code == 0, done.output
+        assert "1 places are no UTF-8 and read as U+FFFD." in done.stderr
+    assert read == ["a\ufffdb"] * 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--temperature", -1, "--temperature must be 0 (greedy) or positive, got -1.0"),
+        ("--top-k", 0, "--top-k must be at least 1, got 0"),
+        ("--top-p", 2, "--top-p must lie in (0, 1], got 2.0"),
+    ],
+)
+def test_draws_that_cannot_be_are_refused_before_a_session_changes(
+    shipped: Path, tmp_path: Path, option: str, value: int, message: str
+) -> None:
+    file = tmp_path / "talk.safetensors"
+    for command in (["chat"], ["generate", "--prompt", "-"]):
+        beside = said(*command, "--session", file, option, value, typed="a line\n", code=2)[1]
+        assert message in beside
+        assert not file.exists()
+
+
+def test_a_stream_that_is_closed_is_nobodys_and_empty(
+    shipped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert not generate._is_watched()
+        generate._show("x")
+        closed.setattr(sys, "stdin", None)
+        assert list(generate._lines()) == []
+        with pytest.raises(typer.BadParameter, match="--prompt - needs standard input, which is"):
+            read_input("--prompt")
 
 
 def test_a_chat_is_one_session_and_may_be_taken_up_again(shipped: Path, tmp_path: Path) -> None:

@@ -40,5 +40,10 @@ def test_a_path_that_leads_nowhere_is_an_error(command: str, path: str) -> None:
     assert path in done.output
 
 
+def test_an_empty_text_has_no_names() -> None:
+    done = CliRunner().invoke(app, ["compare", ""])
+    assert (done.exit_code, done.output) == (0, "")
+
+
 def test_one_word_is_a_text() -> None:
     assert CliRunner().invoke(app, ["show", "rain"]).exit_code == 0

@@ -12,12 +12,18 @@ import typer
 from vort.lab.commands import (
     Device,
     Model,
+    as_utf8,
+    check_seed,
     check_writable,
     find_model,
+    is_terminal,
     load_model,
     named_or_shipped,
     read_device,
+    read_input,
+    replaced_input,
     say_horizon,
+    say_replaced,
 )
 
 if TYPE_CHECKING:
@@ -62,13 +68,15 @@ def generate(
     """Stream a continuation of the prompt to the terminal."""
     if save_every < 1:
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
+    check_seed(seed)
     drawn = secrets.randbelow(2**31) if seed is None else seed
     name = named_or_shipped(model)
+    prompt = as_utf8(prompt)
     if prompt != "-" and _is_watched():
         _show(prompt)  # somebody is waiting: the text goes on from here
     state = _open(name, device, session, drawn)
     drawing = _drawing(state.model, temperature, top_k, top_p)
-    _feed(state, sys.stdin.read() if prompt == "-" else prompt)
+    _feed(state, read_input("--prompt") if prompt == "-" else say_replaced(prompt))
     pieces = state.stream(max_new_tokens, seed=seed, **drawing)
     begun = saved_at = state.tokens_seen
     try:
@@ -107,6 +115,7 @@ def chat(
     """
     if max_new_tokens < 1:
         raise typer.BadParameter(f"--max-new-tokens must be at least 1, got {max_new_tokens}")
+    check_seed(seed)
     drawn = secrets.randbelow(2**31) if seed is None else seed
     state = _open(named_or_shipped(model), device, session, drawn)
     if seed is not None and state.tokens_seen:
@@ -120,7 +129,7 @@ def chat(
                 typer.echo("\nthe text ends here; what you write now begins another", err=True)
                 _begin(state)
         except KeyboardInterrupt:  # what is written so far counts
-            if not sys.stdin.isatty():
+            if not is_terminal(sys.stdin):
                 raise typer.Exit(130) from None
         finally:
             typer.echo()
@@ -133,13 +142,16 @@ def chat(
 
 def _lines() -> Iterator[str]:
     """What a user types, line by line, until its end; asked for where somebody sits there."""
-    if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.rstrip("\n")
+    if sys.stdin is None:  # closed: as an input that is at its end
+        return
+    typed = replaced_input()
+    if not is_terminal(typed):
+        for line in typed:
+            yield say_replaced(line.rstrip("\n"))
         return
     while True:
         try:
-            yield input("> ")
+            yield say_replaced(input("> "))
         except EOFError:
             typer.echo(err=True)
             return
@@ -159,12 +171,11 @@ def _paragraph(session: "AnySession", most: int, drawing: dict[str, Any]) -> boo
 
 def _is_watched() -> bool:
     """Whether what is written goes to a terminal, not to a file or another program."""
-    return sys.stdout.isatty()
+    return is_terminal(sys.stdout)
 
 
 def _show(piece: str) -> None:
-    typer.echo(piece, nl=False)
-    sys.stdout.flush()
+    typer.echo(piece, nl=False)  # which flushes
 
 
 @contextmanager
@@ -189,11 +200,14 @@ def _drawing(
     model: Any, temperature: float | None, top_k: int | None, top_p: float | None
 ) -> dict[str, Any]:
     """How tokens are drawn: as asked, else as the model's generation_config.json has it."""
+    from vort.sessions.session import _check_sampling
+
     found: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None}
     own = model.generation_config
     asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     for given in ({} if own is None or not own.do_sample else own.to_dict(), asked):
         found |= {name: given[name] for name in found if given.get(name) is not None}
+    _check_sampling(**found)  # before anything is read, or saved
     return found
 
 

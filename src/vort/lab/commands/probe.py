@@ -3,12 +3,12 @@
 How they are trained and judged: `tools/train_entity_probe.py`.
 """
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vort.lab.commands import as_utf8, read_input
 from vort.lab.commands.command import Command
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ def _probe(rules: bool, causal: bool) -> "EntityProbe":
 def _content(text: str) -> str:
     """The text that an argument stands for; what can only be meant as a file must be one."""
     if text == "-":
-        return sys.stdin.read()
+        return read_input("TEXT")
     path = Path(text)
-    if len(text) < 4096 and "\0" not in text and path.exists():
+    if text and len(text) < 4096 and "\0" not in text and path.exists():
         if not path.is_file():
             raise typer.BadParameter(f"TEXT must be a file or a text, and {text} is a folder")
         return path.read_text(encoding="utf-8", errors="replace")
     single = not any(letter.isspace() for letter in text)
     if single and (path.suffix or len(path.parts) > 1):
         raise typer.BadParameter(f"no such file: {text}")
-    return text
+    return as_utf8(text)
