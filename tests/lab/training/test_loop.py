@@ -156,6 +156,8 @@ def test_evaluation_looks_at_the_split_it_is_told_to_and_leaves_no_trace() -> No
     assert not model.training
     with pytest.raises(ValueError, match="sequences must be at least 1"):
         evaluate(model, TASK, sequences=0)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got -4"):
+        evaluate(model, TASK, batch_size=-4)
 
 
 def test_the_test_split_is_left_alone_unless_asked_for() -> None:

@@ -12,7 +12,9 @@ import typer
 
 from vort.lab.commands import (
     books_of,
+    check_seed,
     find_model,
+    is_terminal,
     quiet_libraries,
     read_device,
     read_settings,
@@ -22,11 +24,33 @@ from vort.lab.commands.settings import RunSettings
 from vort.lab.commands.train import console, make_task_of, show_metrics, with_text_tokens
 
 SUITES = ("ruler", "multi_needle")
+# Options of one of the two, and what there is instead for the other.
+_OF_RUNS = {
+    "split": "",
+    "sequences": "--samples",
+    "batch_size": "",
+    "task_set": "--lengths, --tasks or --needles",
+    "horizon": "",
+    "exact": "",
+}
+_OF_SUITES = {
+    "lengths": "--task-set length=",
+    "tasks": "",
+    "samples": "--sequences",
+    "seed": "--task-set seed=",
+    "data": "--task-set source=",
+    "needles": "",
+    "piece": "",
+    "out": "",
+    "prompts": "",
+    "device": "",
+}
 # Seconds between lines where no bar can be drawn.
 _EVERY = 10.0
 
 
 def evaluate(
+    ctx: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(help="Folder that `vort train` wrote to; not with --suite.")
     ] = None,
@@ -78,12 +102,19 @@ def evaluate(
     if suite is None:
         if model is not None or run is None:
             raise typer.BadParameter("give the folder of a run, or --suite with --model")
+        _refuse_given(ctx, _OF_SUITES, "--suite", "a run")
+        if batch_size < 1:
+            raise typer.BadParameter(f"--batch-size must be at least 1, got {batch_size}")
         _evaluate_run(run, split, sequences, batch_size, task_set, horizon, exact)
         return
     if suite not in SUITES:
         raise typer.BadParameter(f"--suite takes {' or '.join(SUITES)}, got {suite}")
     if run is not None or model is None:
         raise typer.BadParameter("--suite needs --model DIR, and no run")
+    _refuse_given(ctx, _OF_RUNS, "a run", "--suite")
+    if suite != "multi_needle":
+        _refuse_given(ctx, {"needles": ""}, "--suite multi_needle", f"--suite {suite}")
+    check_seed(seed)
     name = Path(model).name or "model"
     place = Path(f"{suite}-{name}") if out is None else out
     if place.exists() and not place.is_dir():
@@ -108,6 +139,22 @@ def evaluate(
     )
 
 
+def _refuse_given(ctx: typer.Context, others: Mapping[str, str], owner: str, here: str) -> None:
+    """Refuse an option that has no effect here.
+
+    Args:
+        ctx: knows what was given.
+        others: options, and what there is instead.
+        owner: what they are for.
+        here: what is asked for.
+    """
+    for name, instead in others.items():
+        source = ctx.get_parameter_source(name)
+        if source is not None and not source.name.startswith("DEFAULT"):
+            hint = f"; for {here} use {instead}" if instead else f", and has no effect on {here}"
+            raise typer.BadParameter(f"--{name.replace('_', '-')} is for {owner}{hint}")
+
+
 def _evaluate_run(
     run: Path,
     split: str,
@@ -123,7 +170,7 @@ def _evaluate_run(
     from vort.lab.training import evaluate as score
     from vort.lab.training import latest_checkpoint, load_weights
 
-    settings = RunSettings.read(run)
+    settings = own = RunSettings.read(run)
     changes = read_settings(task_set, "--task-set")
     if "source" in changes:
         changes["source"] = find_source(str(changes["source"]))
@@ -131,6 +178,7 @@ def _evaluate_run(
     checkpoint = latest_checkpoint(run)
     if checkpoint is None:
         raise FileNotFoundError(f"no checkpoint in {run}: the run has not saved one yet")
+    _say_unfinished(own, checkpoint)
     task = make_task_of(settings)
     model = build_model(
         task, with_text_tokens(task, settings.model), settings.training.get("seed", 0)
@@ -151,6 +199,20 @@ def _evaluate_run(
     _print(
         f"{task.name}: answers right as a whole", ("lag, depth or task", "right (%)", "of"), rows
     )
+
+
+def _say_unfinished(settings: RunSettings, checkpoint: Path) -> None:
+    """Say of a run that goes on how far it was at a checkpoint."""
+    from vort.lab.training import TrainingConfig
+    from vort.lab.training.setup import total_steps
+
+    step = int(checkpoint.name.removeprefix("step-"))
+    total = settings.training.get("steps")
+    if total is None:  # epochs, which only the task can tell in steps
+        config = TrainingConfig.from_dict(settings.training)
+        total = total_steps(make_task_of(settings), config, 1)
+    if step < total:
+        typer.echo(f"step {step:,} of {total:,}: the run is not over", err=True)
 
 
 def _print(title: str, headings: tuple[str, ...], rows: list[list[str]]) -> None:
@@ -295,13 +357,13 @@ class _Watch:
 
         self.done += 1
         now = monotonic()
-        every = 1.0 if sys.stderr.isatty() else _EVERY
+        every = 1.0 if is_terminal(sys.stderr) else _EVERY
         if now - self.said < every and number < total:
             return
         self.said = now
         left = in_words((now - self.begun) / self.done * (total - number))
         line = f"{number:,}/{total:,}  {record['task']} at {record['length']:,}  {left} left"
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             typer.echo(f"\r{line:<78}", err=True, nl=number == total)
         else:
             typer.echo(line, err=True)

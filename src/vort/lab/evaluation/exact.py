@@ -30,8 +30,9 @@ def exact_matches(
     """
     size = task.size(split)
     count = min(x for x in (sequences, size, 1000 if size is None else size) if x is not None)
-    if count < 1 or batch_size < 1:
-        raise ValueError(f"sequences and batch_size must be at least 1, got {count}, {batch_size}")
+    for name, value in (("sequences", count), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     training = model.training
     model.eval()
     scorer = Scorer(model, task.num_classes)

@@ -84,6 +84,8 @@ def evaluate(
             shared out; what is too many is not counted.
         seen: is shown every batch, as `load` makes it, with its logits `[N, C]`.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     scorer = model if isinstance(model, Scorer) else Scorer(model, task.num_classes)
     device = next(scorer.parameters()).device
     rank, processes = (0, 1)
