@@ -13,6 +13,7 @@ from vort.fractional import PowerLawBasis
 from vort.lab.commands.command import Command
 
 runner = CliRunner(env={"TERM": "dumb"})
+TEXT = ["--text", __file__, "--out", "run"]
 
 
 def plain(text: str) -> str:
@@ -80,6 +81,44 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["train", "books", "--size", "6m", "--out", "run"], "--size is of models of text"),
         (["train", "books", "--out", "run", "--steps", "0"], "train: --steps must be at least 1"),
         (
+            ["train", "books", "--out", "run", "--epochs", "-5"],
+            "--epochs must be at least 1, got -5",
+        ),
+        (["train", *TEXT, "--epochs", "0"], "train: --epochs must be at least 1, got 0"),
+        (["train", *TEXT, "--batch-size", "0"], "train: --batch-size must be at least 1, got 0"),
+        (["train", *TEXT, "--seed", "-1"], "train: --seed must lie in [0, 4294967295], got -1"),
+        (["train", *TEXT, "--seed", "4294967296"], "--seed must lie in [0, 4294967295], got 42949"),
+        (["generate", "--seed", "-1"], "generate: --seed must lie in [0, 4294967295], got -1"),
+        (["chat", "--seed", "4294967296"], "chat: --seed must lie in [0, 4294967295], got 42949"),
+        (
+            ["train", *TEXT, "--task-set", "length=1"],
+            "train: --task-set length must be at least 16 for a text, got 1",
+        ),
+        (
+            ["train", *TEXT, "--model-set", "vocab_size=10"],
+            "--model-set vocab_size must be at least 259, ByteTokenizer's, got 10",
+        ),
+        (
+            ["train", "label_copy", "--out", "run", "--model-set", "vocab_size=3"],
+            ", those of label_copy, got 3",
+        ),
+        (
+            ["train", *TEXT, "--model-set", "pad_token_id=300"],
+            "--model-set pad_token_id must lie in [0, 258], got 300",
+        ),
+        (
+            ["train", *TEXT, "--steps", "50", "--training-set", "steps=1"],
+            "give --steps or --training-set steps, not both: got 50 and 1",
+        ),
+        (
+            ["train", *TEXT, "--task-set", "source=other.txt"],
+            "give --text or --task-set source, not both",
+        ),
+        (
+            ["train", "scan", "--out", "run", "--seed", "3", "--task-set", "seed=4"],
+            "give --seed or --task-set seed, not both: got 3 and 4",
+        ),
+        (
             ["train", "books", "--out", "run", "--task-set", "length=many"],
             "--task-set length must be a whole number, got 'many'",
         ),
@@ -93,6 +132,24 @@ def test_kernel_prints_basis_certificate_and_comparison(
         ),
         (["train", "books", "--out", "/proc/run"], "vort train: No such file or directory: /proc"),
         (["eval", "nope"], "nope holds no run of vort train"),
+        (["eval", "nope", "--batch-size", "-4"], "eval: --batch-size must be at least 1, got -4"),
+        (
+            ["eval", "nope", "--lengths", "4096"],
+            "eval: --lengths is for --suite; for a run use --task-set length=",
+        ),
+        (
+            ["eval", "nope", "--device", "cpu"],
+            "--device is for --suite, and has no effect on a run",
+        ),
+        (
+            ["eval", "--suite", "ruler", "--model", "nope", "--sequences", "3"],
+            "eval: --sequences is for a run; for --suite use --samples",
+        ),
+        (
+            ["eval", "--suite", "ruler", "--model", "nope", "--needles", "3"],
+            "--needles is for --suite multi_needle, and has no effect on --suite ruler",
+        ),
+        (["eval", "--suite", "ruler", "--model", "nope", "--seed", "-1"], "--seed must lie in [0,"),
         (["generate", "nope"], "vort generate: no such folder: nope"),
         (["generate", "."], "holds no model: there is no config.json in it"),
         (["lens", ".", "--text", "nope.txt"], "--text must be a file, got nope.txt"),

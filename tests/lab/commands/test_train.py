@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from vort.cli import app
 from vort.lab.commands.settings import RunSettings
-from vort.lab.commands.train import _plan
+from vort.lab.commands.train import _plan, _refuse_files_of_others
 from vort.lab.training import latest_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -93,7 +93,9 @@ def test_a_file_is_all_that_is_needed_and_the_folder_goes_everywhere(
     monkeypatch.chdir("/")
     run = tmp_path / "elsewhere" / "run"
     result = json.loads((run / "result.json").read_text())
-    assert f"{result['test']['all']['bits']:.3f}" in vort("eval", run)
+    scored = vort("eval", run)
+    assert f"{result['test']['all']['bits']:.3f}" in scored
+    assert "not over" not in scored
     assert "4/4" not in vort("train", "--out", run, "--resume")  # nothing left to do but score
     assert "5 tokens" in vort("generate", run, "--max-new-tokens", "5", "--seed", "1")
     page = tmp_path / "lens.html"
@@ -156,6 +158,52 @@ def test_a_folder_that_holds_a_run_is_left_as_it_is(text: Path, tmp_path: Path) 
     assert {p: p.read_bytes() for p in before if p.name in ("run.json", "model.safetensors")} == {
         p: x for p, x in before.items() if p.name in ("run.json", "model.safetensors")
     }
+
+
+@pytest.mark.parametrize("name", ["model/notes.md", "result.json", "tokens/coins.txt", "run.json"])
+def test_what_is_there_and_of_no_run_is_left_as_it_is(
+    text: Path, tmp_path: Path, name: str
+) -> None:
+    theirs = tmp_path / "run" / name
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    theirs.write_text('{"theirs": 1}')
+    said = vort("train", "--text", text, "--out", tmp_path / "run", *SMALL, fails=True)
+    refused = {
+        "run.json": "run.json is damaged: ",
+        "result.json": "result.json is there, of no run: take another --out",
+    }
+    assert refused.get(name, f"{theirs.parent} is there, of no run: take another --out") in said
+    found = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert found == [theirs]
+    assert theirs.read_text() == '{"theirs": 1}'
+
+
+def test_a_folder_of_a_run_that_was_refused_or_saved_nothing_may_be_taken(tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    (packed / "tokens").mkdir(parents=True)
+    (packed / "tokens" / "index.json").write_text("{}")
+    _refuse_files_of_others(packed)
+    begun = tmp_path / "begun"
+    (begun / "model").mkdir(parents=True)
+    RunSettings({"name": "label_copy"}).write(begun)
+    _refuse_files_of_others(begun)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"task": {}}', "task must have a name, got {}"),
+        ('{"task": 3}', "task must be settings by name, got 3"),
+        ('{"task": {"name": "scan"}, "training": []}', "training must be settings by name, got []"),
+        ("[1]", ""),
+    ],
+)
+def test_settings_that_are_none_of_a_run_are_damaged(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    (tmp_path / "run.json").write_text(content)
+    for command in (["eval", tmp_path], ["train", "--out", tmp_path, "--resume"]):
+        assert f"{tmp_path / 'run.json'} is damaged: {message}" in vort(*command, fails=True)
 
 
 def test_other_model_settings_are_refused_below_the_command_too(tmp_path: Path) -> None:
@@ -246,6 +294,7 @@ def test_when_its_minutes_are_over_a_run_is_saved_and_goes_on(text: Path, tmp_pa
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     said = vort("train", "--text", text, "--out", cut, *SMALL, "--minutes", "1e-9")
     assert "stopped at step 1 of 4, saved; go on with: vort train --out" in said
+    assert "step 1 of 4: the run is not over" in vort("eval", cut, "--sequences", "1")
     assert "stopped at step 2 of 4" in vort("train", "--out", cut, "--resume", "--minutes", "1e-9")
     assert "stopped" not in vort("train", "--out", cut, "--resume")
     vort("train", "--text", text, "--out", whole, *SMALL)

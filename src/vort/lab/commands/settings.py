@@ -46,12 +46,24 @@ class RunSettings:
             raise FileNotFoundError(f"{folder} holds no run of vort train: no {FILE} in it")
         try:
             found = cls(**json.loads(file.read_text()))
+            found._check()
         except (TypeError, ValueError) as problem:
             raise ValueError(f"{file} is damaged: {problem}") from problem
         task = _with_source(found.task, lambda path: str((folder.absolute() / path).resolve()))
         # Runs of earlier versions, which had no output gate unless they say so.
         model = {"output_gate": False, **found.model}
         return cls(task, model, found.training, found.size)
+
+    def _check(self) -> None:
+        """Raise unless these can be a run's own, which has a task with a name."""
+        for part in ("task", "model", "training"):
+            value = getattr(self, part)
+            if not isinstance(value, dict):
+                raise TypeError(f"{part} must be settings by name, got {value!r}")
+        if not isinstance(self.task.get("name"), str):
+            raise TypeError(f"task must have a name, got {self.task!r}")
+        if not isinstance(self.size, str):
+            raise TypeError(f"size must be a name, got {self.size!r}")
 
     def refuse_others(self, given: "RunSettings", folder: Path) -> None:
         """Raise at the first setting of `given` that differs from these, a run's own."""

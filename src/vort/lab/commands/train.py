@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from vort.lab.commands import quiet_libraries, read_minutes, read_settings, say_horizon
-from vort.lab.commands.settings import RunSettings
+from vort.lab.commands import quiet_libraries, read_minutes, read_settings, say, say_horizon
+from vort.lab.commands.settings import FILE, RunSettings
 from vort.lab.launcher import rank
 
 # Where several processes train together, one speaks.
@@ -69,6 +69,7 @@ def train(
     ends up in OUT/model, for `vort generate OUT`, `vort lens OUT` and from_pretrained.
     """
     from vort.lab.training import Stopped, TrainingConfig, latest_checkpoint
+    from vort.lab.training.config import check_ranges
     from vort.lab.training.lock import hold
     from vort.lab.training.peers import watching
     from vort.models import VortConfig
@@ -78,7 +79,11 @@ def train(
     options: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     options |= {"learning_rate": learning_rate, "accumulation": accumulation, "seed": seed}
     options |= {"log": log, "workers": workers}
-    options |= _typed(TrainingConfig, training_set, "--training-set")
+    options = {key: value for key, value in options.items() if value is not None}
+    more = _typed(TrainingConfig, training_set, "--training-set")
+    spelled = {key: f"--{key.replace('_', '-')}" for key in options}
+    options = _together(options, spelled, more, "--training-set")
+    check_ranges(options)
     given = RunSettings(
         task=_task_of(task, text, seed, read_settings(task_set, "--task-set")),
         model=_typed(VortConfig, model_set, "--model-set"),
@@ -93,6 +98,8 @@ def train(
                 raise FileExistsError(
                     f"{out} holds a run already, {found.name}: take another --out, or {go_on}"
                 )
+            if found is None:
+                _refuse_files_of_others(out)
             _run(out, given, resume, ends)
     except Stopped as stop:
         _say(f"stopped at step {stop.step:,} of {stop.total:,}, saved; {go_on}")
@@ -110,6 +117,41 @@ def _typed(kind: Any, given: list[str] | None, option: str) -> dict[str, Any]:
     return typed(kind, read_settings(given, option), option)
 
 
+def _together(
+    plain: dict[str, Any], spelled: dict[str, str], settings: dict[str, Any], option: str
+) -> dict[str, Any]:
+    """What options of their own and name=value pairs say, which must not be two values of one key.
+
+    Args:
+        plain: what options of their own say.
+        spelled: how these were given, by key.
+        settings: of the pairs.
+        option: of the pairs.
+    """
+    for key in settings:
+        if key in plain and plain[key] != settings[key]:
+            raise typer.BadParameter(
+                f"give {spelled[key]} or {option} {key}, not both: got {plain[key]} and "
+                f"{settings[key]}"
+            )
+    return {**plain, **settings}
+
+
+def _refuse_files_of_others(out: Path) -> None:
+    """Refuse a folder without a run of ours whose contents a run would replace by its own."""
+    if (out / FILE).is_file():
+        RunSettings.read(out)  # of a run that saved no checkpoint; of something else it is damaged
+        return
+    # Tokens that were packed before a run was refused are ours.
+    packed = (out / "tokens" / "index.json").is_file()
+    for name in ("model", "result.json", *(() if packed else ("tokens",))):
+        if (out / name).exists():
+            raise FileExistsError(
+                f"--out must be a folder that a run can have to itself, and {out / name} is there, "
+                "of no run: take another --out"
+            )
+
+
 def _task_of(
     task: str | None, text: str | None, seed: int | None, settings: dict[str, Any]
 ) -> dict[str, Any]:
@@ -121,11 +163,13 @@ def _task_of(
 
     if task is not None and text is not None:
         raise typer.BadParameter(f"give a TASK or --text, not both: got {task} and --text {text}")
-    found: dict[str, Any] = {} if task is None else {"name": task}
-    found |= {} if seed is None else {"seed": seed}
-    found |= settings
+    plain: dict[str, Any] = {} if task is None else {"name": task}
+    spelled = {"name": "TASK", "seed": "--seed"}
+    plain |= {} if seed is None else {"seed": seed}
     if text is not None:
-        found |= {"name": "books", "source": text, "marks": True}
+        plain |= {"name": "books", "source": text, "marks": True}
+        spelled |= dict.fromkeys(("name", "source", "marks"), "--text")
+    found = _together(plain, spelled, settings, "--task-set")
     if "source" in found:
         found["source"] = find_source(str(found["source"]))
         if text is not None and found["source"].startswith("hf:"):
@@ -255,6 +299,7 @@ def _prepare(
     config = TrainingConfig.from_dict(settings.training)
     check_tracker(config)
     own = typed(VortConfig, with_text_tokens(task, settings.model))
+    _check_vocabulary(task, own)
     _check_parameters(task, own)
     model = build_model(task, own, config.seed)
     with console.status("measuring a step"):
@@ -287,6 +332,25 @@ def with_text_tokens(task: Any, model: dict[str, Any]) -> dict[str, Any]:
     tokens = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
     default = VortConfig()
     return {**({name: getattr(default, name) for name in tokens} if task.text else {}), **model}
+
+
+def _check_vocabulary(task: Any, settings: dict[str, Any]) -> None:
+    """Refuse a model that lacks tokens which the task, or the tokenizer of a text, has."""
+    from vort.models import VortConfig
+
+    least = VortConfig().vocab_size if task.text else task.vocab_size
+    whose = "ByteTokenizer's" if task.text else f"those of {task.name}"
+    size = settings.get("vocab_size", least)
+    if size < least:
+        raise ValueError(f"--model-set vocab_size must be at least {least}, {whose}, got {size}")
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = settings.get(name)
+        if any(not 0 <= token < size for token in _tokens(value)):
+            raise ValueError(f"--model-set {name} must lie in [0, {size - 1}], got {value}")
+
+
+def _tokens(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def _check_parameters(task: Any, settings: dict[str, Any]) -> None:
@@ -357,8 +421,7 @@ def _show_splits(task: Any) -> None:
 
 
 def _say(text: str) -> None:
-    """A line as it is, however long."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(console, text)
 
 
 def _bytes(count: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from vort.names import check_choice, refuse_unknown, typed
 
-__all__ = ["TrainingConfig"]
+__all__ = ["TrainingConfig", "check_ranges"]
 
 # How a run is shown and fed; what comes out of it does not depend on these.
 _APPEARANCE = {"log", "log_every", "progress", "workers", "record_steps", "shard"}
@@ -16,7 +16,10 @@ _AT_LEAST_ONE = (
     *("steps", "epochs", "batch_size", "accumulation", "log_every", "evaluate_every"),
     *("evaluation_sequences", "evaluation_batch_size", "checkpoint_every", "keep_checkpoints"),
 )
-_AT_LEAST_ZERO = ("seed", "workers", "test_sequences", "weight_decay", "eps")
+_AT_LEAST_ZERO = ("workers", "test_sequences", "weight_decay", "eps")
+# The largest seed is that of numpy, which is seeded with torch.
+_MOST = {"seed": 2**32 - 1, "final_fraction": 1, "warmup": 1}
+_POSITIVE = ("learning_rate", "clip_norm", "checkpoint_minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,23 +97,10 @@ class TrainingConfig:
                 f"give exactly one of steps and epochs, got steps={self.steps} and "
                 f"epochs={self.epochs}"
             )
-        self._check_counts()
-        for name, low, high in (("final_fraction", 0, 1), ("warmup", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} must lie in [{low}, {high}], got {getattr(self, name)}")
-        for name in ("learning_rate", "clip_norm", "checkpoint_minutes"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+        check_ranges(vars(self))
         check_choice("precision", self.precision, ("auto", "bf16", "float32"))
         if self.log is not None:
             check_choice("log", self.log, ("tensorboard", "wandb"))
-
-    def _check_counts(self) -> None:
-        for name in _AT_LEAST_ONE + _AT_LEAST_ZERO:
-            value, least = getattr(self, name), int(name in _AT_LEAST_ONE)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
         if self.batch_size % self.accumulation:
             raise ValueError(
                 f"accumulation must divide batch_size = {self.batch_size}, got {self.accumulation}"
@@ -129,3 +119,22 @@ class TrainingConfig:
     def outcome(self) -> dict[str, Any]:
         """The settings that decide what comes out: a run is resumed with the same ones only."""
         return {key: value for key, value in self.to_dict().items() if key not in _APPEARANCE}
+
+
+def check_ranges(settings: Mapping[str, Any]) -> None:
+    """Raise at the first number that `TrainingConfig` has no use for; not all need be given.
+
+    >>> check_ranges({"steps": 0})
+    Traceback (most recent call last):
+    ValueError: steps must be at least 1, got 0
+    """
+    for name, value in settings.items():
+        if value is None:
+            continue
+        least = int(name in _AT_LEAST_ONE)
+        if name in _AT_LEAST_ONE + _AT_LEAST_ZERO and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if name in _MOST and not 0 <= value <= _MOST[name]:
+            raise ValueError(f"{name} must lie in [0, {_MOST[name]}], got {value}")
+        if name in _POSITIVE and not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")

@@ -65,6 +65,10 @@ def settings_for_text(task: Books, size: TextSize, given: Mapping[str, Any]) -> 
 
     Every split must have room for a window or two, so a short text has short windows.
     """
+    if given.get("length", _SHORTEST) < _SHORTEST:
+        raise ValueError(
+            f"--task-set length must be at least {_SHORTEST} for a text, got {given['length']}"
+        )
     smallest = min(task.characters(split) for split in SPLITS)
     length = given.get("length", min(size.length, (smallest - 1) // 2))
     if length < _SHORTEST:
