@@ -285,7 +285,7 @@ def test_needles_of_a_former_plan_are_told_and_once_replaced_stay_in_sight() -> 
     assert sheet.headings[3] == "four needles at the longest (%) then"
     assert list(sheet.rows[0]) == [
         *("VORT (ours)", "2,000 at 0.001", "0.500", "30.0", "90.0"),
-        *("commit abcdef0", "too short"),
+        *("abcdef0", "too short"),
     ]
 
 

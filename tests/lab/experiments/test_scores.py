@@ -261,7 +261,7 @@ def test_a_row_searched_at_full_length_decides_nothing_against_one_that_was_not(
     (claim,) = with_origins(summary, "pilot", records, ()).verdicts
     assert claim.verdict == "undecided"
     assert "before rates of Mixture-5 were tried at full length too" in claim.measured
-    assert "none of them of full length: Mixture-5 (short ones)" in rates_note(records)
+    assert "none of them of full length. Short ones: Mixture-5." in rates_note(records)
     both = [records[0], searched_in("mixture", "stage 3", 0.5)]
     (claim,) = with_origins(summary, "pilot", both, ()).verdicts
     assert claim.verdict == "holds"

@@ -306,8 +306,8 @@ def _lead(
     # A lead that is larger may be less certain.
     unsettled = [row for row, gain in enough.items() if row != closest and gain.low <= 0]
     left_out = [label_of(row) for row in gains if row not in judged]
-    beside = f"; zero is not excluded over {', '.join(map(words, unsettled))}" if unsettled else ""
-    beside += f"; too few seeds: {', '.join(left_out)}" if left_out else ""
+    beside = f"; zero is not excluded over {'; '.join(map(words, unsettled))}" if unsettled else ""
+    beside += f"; too few seeds: {'; '.join(left_out)}" if left_out else ""
     return [
         Claim(
             "ours",
@@ -417,7 +417,7 @@ def kin_note(records: Sequence[Record], label: Callable[[str], str] = label_of) 
         whose = str(members[0].get("searched") or "").partition("/")[2]
         if whose and whose != row:
             found[row] = whose
-    said = ", ".join(f"{label(row)} at those of {label(kin)}" for row, kin in found.items())
+    said = "; ".join(f"{label(row)} at those of {label(kin)}" for row, kin in found.items())
     return [f"Not searched for themselves: {said}."] if found else []
 
 

@@ -258,7 +258,7 @@ def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of
         for row, rate in rates.items()
     ]
     said = _earlier(records, label) + _short_of_a_search(records, label)
-    return f"Learning rate: {', '.join(shown)}.{said}"
+    return f"Learning rate: {'; '.join(shown)}.{said}"
 
 
 def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
@@ -268,7 +268,7 @@ def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
     old = dict.fromkeys(row_of(r) for r in taken if r.get("searched_in", EARLIER) == EARLIER)
     if not old:
         return ""
-    whose = "" if set(old) == {row_of(r) for r in records} else f" of {', '.join(map(label, old))}"
+    whose = "" if set(old) == {row_of(r) for r in records} else f" of {'; '.join(map(label, old))}"
     return f" Rates{whose} from the earlier search (short trials)."
 
 
@@ -298,16 +298,16 @@ def _short_of_a_search(records: Sequence[Record], label: Callable[[str], str]) -
     choices, rows = choices_of(records), {row_of(record) for record in records}
 
     def names(chosen: Sequence[str]) -> str:
-        return "all" if set(chosen) == rows else ", ".join(map(label, chosen))
+        return "all" if set(chosen) == rows else "; ".join(map(label, chosen))
 
     said, short = "", {row: choice for row, choice in choices.items() if choice.stage < FULL}
     if short:
         kinds: dict[str, list[str]] = {}
         for row, choice in short.items():
-            trials = f"{choice.trials} of {choice.steps:,} steps" if choice.trials else "short ones"
+            trials = f"{choice.trials} of {choice.steps:,} steps" if choice.trials else "Short ones"
             kinds.setdefault(trials, []).append(row)
-        each = "; ".join(f"{names(chosen)} ({trials})" for trials, chosen in kinds.items())
-        said += f" Chosen by short trials, none of them of full length: {each}."
+        said += " Chosen by short trials, none of them of full length. "
+        said += " ".join(f"{trials}: {names(chosen)}." for trials, chosen in kinds.items())
     edge = [row for row, choice in choices.items() if choice.at_edge]
     if edge:
         said += f" At the edge of the rates that were tried at that length: {names(edge)}."
@@ -342,9 +342,8 @@ def _seeds_note(records: Sequence[Record]) -> str:
     most = max(rows)
     if most == 1:
         return "One seed: no intervals."
-    fewer = [f"{n} of {', '.join(rows[n])}" for n in sorted(rows, reverse=True) if n < most]
-    said = "; ".join([f"{most} seeds", *fewer])
-    return f"{said}. Intervals are 95 %, Student's t."
+    fewer = [f" {n} of {'; '.join(rows[n])}." for n in sorted(rows, reverse=True) if n < most]
+    return f"{most} seeds.{''.join(fewer)} Intervals are 95 %, Student's t."
 
 
 def show(value: Interval | None, digits: int) -> str:
@@ -435,7 +434,7 @@ def with_origins(
             whose = "" if source == name else f" of {source}"
             notes.append(f"Cells{whose}: {_joined(commits)}.")
     if other:
-        names = ", ".join(label(row) for row in other)
+        names = "; ".join(label(row) for row in other)
         notes.append(f"‡ made with other settings than are planned now: {names}.")
     choices = choices_of(records)
     verdicts = [_of_rows_made_alike(claim, other, choices, label) for claim in summary.verdicts]
