@@ -138,7 +138,7 @@ def test_rates_of_a_mixture_start_evenly_from_one_to_the_horizon_or_at_those_of_
     wanted = torch.tensor([1.0, 10.0, 100.0, 1000.0])
     torch.testing.assert_close(even, wanted.expand(2, 4), rtol=1e-4, atol=0)
     found = made("mixture", num_scales=8, horizon=1000, rates_start="basis").log_rate.exp()
-    basis = torch.from_numpy(PowerLawBasis.fit(1000, 8).rates).float()
+    basis = torch.tensor(PowerLawBasis.fit(1000, 8).rates).float()
     assert basis[0] == 0
     torch.testing.assert_close(found[:, 1:], basis[1:].expand(2, 7), rtol=1e-5, atol=0)
     # The slowest forgets next to nothing within the horizon.
