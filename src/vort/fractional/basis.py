@@ -93,8 +93,9 @@ class PowerLawBasis:
         if terms > MAX_TERMS:
             raise ValueError(f"terms must be at most {MAX_TERMS}, got {terms}")
         stored = shipped_bases().get((horizon, terms, order_min)) if use_shipped else None
-        if stored is not None:
-            return stored
+        if stored is not None:  # a copy: the caller may write into its own
+            arrays = stored.rates.copy(), stored.polynomials.copy()
+            return cls(*arrays, horizon, order_min, stored.certificate)
         rates, polynomials, _ = fit_rates_and_polynomials(horizon, terms, order_min)
         certificate = certify(
             lambda orders: _weights(
@@ -223,7 +224,7 @@ def shipped_bases() -> Mapping[tuple[int, int, float], PowerLawBasis]:
     if not source.is_file():
         return {}
     loaded = [PowerLawBasis.from_dict(entry) for entry in json.loads(source.read_text())]
-    for basis in loaded:  # one for the whole process: whoever wants others copies
+    for basis in loaded:  # one for the whole process
         basis.rates.setflags(write=False)
         basis.polynomials.setflags(write=False)
     return {(basis.horizon, basis.terms, basis.order_min): basis for basis in loaded}

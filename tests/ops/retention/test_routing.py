@@ -1,5 +1,6 @@
 """Orders become writes: exactly through the basis, straight through the banks."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,3 +102,6 @@ def test_bases_of_the_package_cannot_be_written_to() -> None:
     for x in (basis.rates, basis.polynomials):
         with pytest.raises(ValueError, match="read-only"):
             x *= 2
+    given = {"horizon": basis.horizon, "terms": basis.terms, "order_min": basis.order_min}
+    PowerLawBasis.fit(**given).rates[:] = 0
+    assert np.array_equal(PowerLawBasis.fit(**given).rates, basis.rates)
