@@ -15,9 +15,9 @@ from vort.lab.experiments.long_context import merged_bits, merged_needles, needl
 from vort.lab.experiments.models import build_model
 from vort.lab.experiments.mqar import _best, _claims, _in_part
 from vort.lab.experiments.needles import long_config
+from vort.lab.experiments.origins import history_sheet
 from vort.lab.experiments.run import run_cell
 from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS, _right
-from vort.lab.experiments.scores import history_sheet
 from vort.lab.experiments.search import chosen_in
 from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Record, Summary
+from vort.lab.experiments.origins import rates_note
 from vort.lab.experiments.recall import (
     LABEL_COPY_TASK,
     LAPTOP_NOTE,
@@ -21,7 +22,6 @@ from vort.lab.experiments.scores import (
     label_of,
     margin,
     over_seeds,
-    rates_note,
     seeds_of,
     show,
 )

@@ -7,6 +7,7 @@ from typing import Any
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import MODELS, SLOW, sized
+from vort.lab.experiments.origins import training_notes
 from vort.lab.experiments.scores import (
     PaperTable,
     as_planned,
@@ -16,7 +17,6 @@ from vort.lab.experiments.scores import (
     labels_of,
     margin,
     score_sheet,
-    training_notes,
     verdict_on_gain,
 )
 from vort.lab.experiments.search import first_searched, model_settings

@@ -10,6 +10,7 @@ from vort.lab.experiments.books import NO_BOOKS, NOT_PG19, with_books
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import MODELS, sized
+from vort.lab.experiments.origins import choices_of, rates_note
 from vort.lab.experiments.reading import (
     Difference,
     Reading,
@@ -20,10 +21,8 @@ from vort.lab.experiments.reading import (
 from vort.lab.experiments.scores import (
     as_planned,
     by_row,
-    choices_of,
     label_of,
     labels_of,
-    rates_note,
     row_of,
     seed_interval,
     show,

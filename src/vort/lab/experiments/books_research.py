@@ -20,8 +20,9 @@ from vort.lab.experiments.books_deep import (
 )
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Record, Summary
+from vort.lab.experiments.origins import rates_note
 from vort.lab.experiments.reading import differences
-from vort.lab.experiments.scores import as_planned, by_row, label_of, rates_note
+from vort.lab.experiments.scores import as_planned, by_row, label_of
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 

@@ -7,6 +7,7 @@ from typing import Any
 from vort.lab.experiments.books import BOOKS_TASK, NO_BOOKS, books_cell, with_books
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Record, Summary
+from vort.lab.experiments.origins import training_notes
 from vort.lab.experiments.scores import (
     PaperTable,
     as_planned,
@@ -17,7 +18,6 @@ from vort.lab.experiments.scores import (
     score_sheet,
     seeds_of,
     show,
-    training_notes,
 )
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval, interval

@@ -7,15 +7,9 @@ from typing import Any
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import BY_KEY, MODELS, sized
+from vort.lab.experiments.origins import training_notes
 from vort.lab.experiments.recall import has_note
-from vort.lab.experiments.scores import (
-    as_planned,
-    by_row,
-    label_of,
-    labels_of,
-    row_of,
-    training_notes,
-)
+from vort.lab.experiments.scores import as_planned, by_row, label_of, labels_of, row_of
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import interval
 from vort.lab.verdicts import Claim, judge_lead

@@ -7,6 +7,7 @@ from typing import Any
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import BY_KEY, MODELS, build_model, sized
+from vort.lab.experiments.origins import training_notes
 from vort.lab.experiments.recall import has_note
 from vort.lab.experiments.scores import (
     as_planned,
@@ -18,7 +19,6 @@ from vort.lab.experiments.scores import (
     seed_interval,
     seeds_of,
     show,
-    training_notes,
 )
 from vort.lab.experiments.search import first_searched
 from vort.lab.report.tables import Sheet

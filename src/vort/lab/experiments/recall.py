@@ -8,6 +8,7 @@ from typing import Any
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import MODELS, RECALL_TRAINING, SLOW, recall_config
+from vort.lab.experiments.origins import training_notes
 from vort.lab.experiments.scores import (
     PaperTable,
     as_planned,
@@ -17,7 +18,6 @@ from vort.lab.experiments.scores import (
     labels_of,
     margin,
     score_sheet,
-    training_notes,
     verdict_on_gain,
 )
 from vort.lab.experiments.search import first_searched, has_fixed_decay, model_settings

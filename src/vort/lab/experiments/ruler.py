@@ -14,6 +14,7 @@ from vort.lab.experiments.needles import (
     searched_rate,
     seeds_and_rows,
 )
+from vort.lab.experiments.origins import training_notes
 from vort.lab.experiments.recall import has_note
 from vort.lab.experiments.scores import (
     as_planned,
@@ -23,7 +24,6 @@ from vort.lab.experiments.scores import (
     lead_in_points,
     seed_interval,
     show,
-    training_notes,
 )
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval

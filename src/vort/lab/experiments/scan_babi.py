@@ -7,7 +7,8 @@ from typing import Any
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Record, Summary
 from vort.lab.experiments.models import MODELS, sized
-from vort.lab.experiments.scores import by_row, label_of, seed_interval, show, training_notes
+from vort.lab.experiments.origins import training_notes
+from vort.lab.experiments.scores import by_row, label_of, seed_interval, show
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import Interval
 

@@ -8,7 +8,8 @@ from typing import Any
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import Cell, RunFolder, Size
 from vort.lab.experiments.experiment import Experiment, Summary
-from vort.lab.experiments.scores import history_sheet, row_of, with_origins
+from vort.lab.experiments.origins import history_sheet, with_origins
+from vort.lab.experiments.scores import row_of
 
 __all__ = ["Summarised", "summarise"]
 
