@@ -19,6 +19,11 @@ BARE: dict[str, Any] = {
 MEMORIES = ["vort", "mixture", "exponential", "uniform_power_law", "linear"]
 
 
+# The second of two rows of 24 begins with ten of padding.
+PADDED = torch.ones(2, 24, dtype=torch.long)
+PADDED[1, :10] = 0
+
+
 def model(**options: Any) -> VortForCausalLM:
     torch.manual_seed(0)
     return VortForCausalLM(VortConfig(**{**BARE, **options})).eval()
@@ -30,9 +35,11 @@ def texts(*lengths: int) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def read(subject: VortForCausalLM, ids: torch.Tensor, **options: Any) -> VortCache:
+def read(
+    subject: VortForCausalLM, ids: torch.Tensor, mask: torch.Tensor | None = None, **options: Any
+) -> VortCache:
     cache = subject.new_cache(**options)
-    subject(ids, past_key_values=cache, use_cache=True)
+    subject(ids, attention_mask=mask, past_key_values=cache, use_cache=True)
     return cache
 
 
@@ -110,11 +117,7 @@ def test_rows_of_padded_batches_are_as_old_as_they_have_seen(windows: list[int])
     own = [{"sliding_window": window} for window in windows]
     subject = model(num_hidden_layers=len(windows), layer_settings=own)
     first, second = texts(30, 24)
-    mask = torch.ones_like(second)
-    mask[1, :10] = 0
-    part = subject.new_cache()
-    with torch.no_grad():
-        subject(second, attention_mask=mask, past_key_values=part, use_cache=True)
+    part = read(subject, second, PADDED)
     merged = VortCache.merged([read(subject, first), part], subject)
     for row, ids in enumerate((second[0], second[1, 10:])):
         alone = read(subject, torch.cat([first[row], ids])[None])
@@ -126,11 +129,7 @@ def test_rows_of_padded_batches_are_as_old_as_they_have_seen(windows: list[int])
 def test_padded_rows_that_no_window_counts_need_ages() -> None:
     subject = model(sliding_window=0)
     first, second = texts(30, 24)
-    mask = torch.ones_like(second)
-    mask[1, :10] = 0
-    part = subject.new_cache()
-    with torch.no_grad():
-        subject(second, attention_mask=mask, past_key_values=part, use_cache=True)
+    part = read(subject, second, PADDED)
     parts = [read(subject, first), part.copy()]
     with pytest.raises(ValueError, match="ages must be given for padded rows"):
         VortCache.merged(parts, subject)
