@@ -118,9 +118,12 @@ def _sequence(
     scores = (q @ k.mT) * decay
     queries, last = q * total.exp(), total[..., -1:, :]
     keys, kept = k * (last - total).exp(), last.exp()
-    outputs = []
-    for index in range(q.shape[2]):
-        change = own[:, :, index] - of_state[:, :, index] @ state
-        outputs.append(queries[:, :, index] @ state + scores[:, :, index] @ change)
-        state = state * kept[:, :, index] + keys[:, :, index].mT @ change
-    return torch.stack(outputs, 2), state
+    # Chunk by chunk only what the next one needs; unbind's backward is one copy for all chunks.
+    starts, changes = [], []
+    chunks = zip(*(x.unbind(2) for x in (own, of_state, kept, keys.mT)), strict=True)
+    for values, taken, share, written in chunks:
+        change = values - taken @ state
+        starts.append(state)
+        changes.append(change)
+        state = state * share + written @ change
+    return queries @ torch.stack(starts, 2) + scores @ torch.stack(changes, 2), state

@@ -218,7 +218,7 @@ def carried(state: Tensor, kept: Tensor, added: Tensor) -> tuple[Tensor, Tensor]
         added: `[B, H, chunks, D, V]`, what a chunk adds.
     """
     starts = []
-    for index in range(added.shape[2]):
+    for share, written in zip(kept.unbind(2), added.unbind(2), strict=True):
         starts.append(state)
-        state = state * kept[:, :, index] + added[:, :, index]
+        state = state * share + written
     return torch.stack(starts, 2), state

@@ -146,6 +146,10 @@ def test_the_command_goes_through_all_stages_and_its_trials_are_taken_up(
         assert counts == [7, 3, 2]
     again = runner.invoke(app, ["tune", "--collect", str(tmp_path / "tuning")])
     assert "0 trials taken up" in again.output
+    whole = runner.invoke(app, ["tune", tiny_table, "--rows", "vort", "--rates", "2e-2,2e-4", *out])
+    assert whole.exit_code == 0, whole.output
+    assert "stage 3  vort  learning_rate=0.02" in whole.output
+    assert "stage 1" not in whole.output
 
 
 @pytest.mark.parametrize(
@@ -154,6 +158,9 @@ def test_the_command_goes_through_all_stages_and_its_trials_are_taken_up(
         (["pilot", "--minutes", "0"], "--minutes must be positive, got 0"),
         (["pilot", "--share", "0.5"], "--share must lie in (0, 0.25], got 0.5"),
         (["pilot", "--rows", "dream"], "--rows must be of vort"),
+        (["pilot", "--rates", "1e-3,fast"], "--rates must be numbers between 0 and 1, got 1e-3"),
+        (["pilot", "--rates", "0"], "--rates must be numbers between 0 and 1, got 0"),
+        (["pilot", "--rates", "1e-3", "--stages", "2"], "which --stages below 3 leaves out"),
         (["--collect", "nowhere"], "--collect must be a folder of vort tune, got nowhere"),
         ([], "experiment must be one of pilot, label_copy, books, books_deep, "),
     ],

@@ -226,6 +226,23 @@ def test_a_rate_that_all_of_full_length_have_is_held_against_both_its_neighbours
     assert sorted({rate(cell) for cell in whole})[1] == planned
 
 
+def test_rates_that_are_named_are_tried_in_full_and_what_lies_beyond_them() -> None:
+    (plain,) = row_searches(PILOT, "paper", ["vort"], rates=RATES[2:5])
+    (staged,) = row_searches(PILOT, "paper", ["vort"])
+    # The same trials as the search in stages has, which are not done twice.
+    assert plain.trial(3, {"learning_rate": RATES[3]}) == staged.trial(
+        3, {"learning_rate": RATES[3]}
+    )
+    cells = walk(plain, lambda cell: abs(log(rate(cell) / RATES[5])))
+    assert {cell.tags["stage"] for cell in cells} == {3}
+    assert [rate(cell) for cell in cells] == list(RATES[2:7])
+    assert [bool(cell.search) for cell in cells] == [False] * 3 + [True] * 2
+    assert plain.planned() == 3
+    (mixture,) = row_searches(PILOT, "paper", ["mixture"], rates=RATES[2:5])
+    decays = {cell.config["horizon"] for cell in mixture.next({})}
+    assert decays == {(searched("pilot/mixture", "paper") or {})["horizon"]}
+
+
 def test_a_decay_at_its_edge_is_searched_further_too() -> None:
     cells = walk(of_row("exponential"), lambda cell: cell.config["exponential_rate"])
     rates = sorted({cell.config["exponential_rate"] for cell in of_stage(cells, 1)})

@@ -31,6 +31,12 @@ def tune(
         float, typer.Option(help="Share of a run in stage 1; stage 2 has a quarter, stage 3 all.")
     ] = 1 / 16,
     stages: Annotated[int, typer.Option(help="Stages to do.", min=1, max=3)] = 3,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Learning rates, separated by commas, to try in full; no stage before then."
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Trials side by side.")] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Begin no trial that would not be over by then.")
@@ -63,10 +69,13 @@ def tune(
     size, side_by_side, folder = read_size(scale), read_workers(workers), RunFolder(out)
     limit = read_minutes(minutes)
     names = None if rows is None else [name.strip() for name in rows.split(",")]
+    in_full = read_rates(rates)
+    if in_full and stages < 3:
+        raise typer.BadParameter("--rates are tried in full, which --stages below 3 leaves out")
     known = [table.name for table in EXPERIMENTS.values() if table.searchable]
     check_choice("experiment", experiment, known)
     table = EXPERIMENTS[str(experiment)]
-    searches = row_searches(table, size, names, share, books_of(data))
+    searches = row_searches(table, size, names, share, books_of(data), in_full)
     if not searches:
         nothing = " ".join(table.summarise([], size).notes)
         raise typer.BadParameter(f"{experiment} has no cells to tune at --scale {size}. {nothing}")
@@ -147,15 +156,18 @@ class Search:
 
         Those beyond an edge are known when they come.
         """
-        from vort.lab.experiments.search import PLANNED
-
         found = [
-            (s.finished(self._scores, self.stages), s.stage(self._scores, self.stages))
+            (
+                s.finished(self._scores, self.stages),
+                s.stage(self._scores, self.stages),
+                s.planned(self.stages),
+            )
             for s in self._searches
         ]
-        least = sum(PLANNED[: self.stages])
-        total = sum(max(done + bool(stage), least) if stage else done for done, stage in found)
-        return sum(done for done, _ in found), total
+        total = sum(
+            max(done + bool(stage), least) if stage else done for done, stage, least in found
+        )
+        return sum(done for done, _, _ in found), total
 
     def standing(self) -> list[str]:
         """What each row came to so far, and what is left to do."""
@@ -239,6 +251,19 @@ def _run(search: Search, workers: int) -> None:
         except KeyboardInterrupt:
             console.print("stopped; the same command goes on from here")
             raise typer.Exit(130) from None
+
+
+def read_rates(words: str | None) -> tuple[float, ...]:
+    """Learning rates as they were typed, in order; none where none were."""
+    if words is None:
+        return ()
+    try:
+        found = tuple(sorted({float(word) for word in words.split(",")}))
+    except ValueError:
+        found = (0.0,)
+    if not all(0 < rate < 1 for rate in found):
+        raise typer.BadParameter(f"--rates must be numbers between 0 and 1, got {words}")
+    return found
 
 
 def _collect(folder: Path) -> None:

@@ -260,55 +260,80 @@ class RowSearch:
         experiment: its table.
         cell: the row's first in that table.
         share: of a run, in stage 1.
+        rates: learning rates to try for all of a run, and what lies beyond them, whatever shorter
+            trials say; where there are any, the stages before are left out.
     """
 
     experiment: Experiment
     cell: Cell
     share: float = 1 / 16
+    rates: tuple[float, ...] = ()
 
     @property
     def row(self) -> str:
         """Its name."""
         return self.cell.model
 
-    def next(self, scores: Scores, stages: int = 3) -> list[Cell]:
+    def planned(self, stages: int = FULL) -> int:
+        """How many trials there are at least."""
+        return len(self.rates) or sum(PLANNED[:stages])
+
+    def next(self, scores: Scores, stages: int = FULL) -> list[Cell]:
         """The trials to do now; none where the search is over, or nothing came to an end.
 
         stages: how many there are to be.
         """
         return self._walk(scores, stages)[1]
 
-    def stage(self, scores: Scores, stages: int = 3) -> int:
+    def stage(self, scores: Scores, stages: int = FULL) -> int:
         """The one that the next trial is of; 0 where there is none."""
         following = self.next(scores, stages)
         return int(following[0].tags["stage"]) if following else 0
 
-    def finished(self, scores: Scores, stages: int = 3) -> int:
+    def finished(self, scores: Scores, stages: int = FULL) -> int:
         """How many trials are done, of those that there are."""
         return self._walk(scores, stages)[0]
 
     def _walk(self, scores: Scores, stages: int) -> tuple[int, list[Cell]]:
         """Through the stages, as far as they are done: how many trials are, and what comes next."""
+        if self.rates:
+            return self._through(FULL, [self._in_full(rate) for rate in self.rates], [], scores)[1:]
         tried: list[Settings] = []
         settings, done = self._first(scores), 0
         for stage in range(1, stages + 1):
-            missing = self._missing(stage, settings, scores)
-            done += len(settings) - len(missing)
+            settings, here, missing = self._through(stage, settings, tried, scores)
+            done += here
             if missing:
                 return done, missing
-            for number in range(1, _BEYOND + 1):
-                further = self._beyond(stage, settings, tried, scores)
-                missing = self._missing(stage, further, scores, number)
-                done += len(further) - len(missing)
-                if missing:
-                    return done, missing
-                settings = [*settings, *further]
-                if not further:
-                    break
             tried += settings
             if stage < stages:
                 settings = self._ranked(stage, settings, scores)[: _GO_ON[stage - 1]]
         return done, []
+
+    def _through(
+        self, stage: int, settings: list[Settings], tried: Sequence[Settings], scores: Scores
+    ) -> tuple[list[Settings], int, list[Cell]]:
+        """Through one stage: all its settings, how many of them are done, and what comes next.
+
+        tried: in the stages before.
+        """
+        missing = self._missing(stage, settings, scores)
+        done = len(settings) - len(missing)
+        for number in range(1, _BEYOND + 1):
+            further = [] if missing else self._beyond(stage, settings, tried, scores)
+            if not further:
+                break
+            missing = self._missing(stage, further, scores, number)
+            done += len(further) - len(missing)
+            settings = [*settings, *further]
+        return settings, done, missing
+
+    def _in_full(self, rate: float) -> Settings:
+        """A learning rate to try, with the decay that the row's search has found, if it has one."""
+        axis = _axis(self.experiment, self.cell)
+        own = searched(f"{self.experiment.name}/{self.row}", self.cell.size) or {}
+        decay = {} if axis is None else {axis.name: own.get(axis.name, axis.start)}
+        return {"learning_rate": rate, **decay}
 
     def trial(self, stage: int, settings: Mapping[str, Any], beyond: int = 0) -> Cell:
         """The cell of a trial: shortened, on the search's seed, its test split left alone.
@@ -406,6 +431,7 @@ def row_searches(
     rows: Sequence[str] | None = None,
     share: float = 1 / 16,
     data: Path | None = None,
+    rates: Sequence[float] = (),
 ) -> list[RowSearch]:
     """The search of every row of an experiment, or of those named, in the table's order."""
     if not 0 < share <= _LATER[0]:
@@ -418,7 +444,7 @@ def row_searches(
         known = ", ".join(firsts) or "none, for want of cells"
         raise ValueError(f"rows must be of {known}, got {', '.join(sorted(unknown))}")
     chosen = [cell for name, cell in firsts.items() if rows is None or name in rows]
-    return [RowSearch(experiment, cell, share) for cell in chosen]
+    return [RowSearch(experiment, cell, share, tuple(rates)) for cell in chosen]
 
 
 def line_of(record: Record) -> Settings:
