@@ -26,7 +26,7 @@ def origins(
     records: list[dict[str, Any]], other: tuple[str, ...] = ()
 ) -> tuple[Sequence[Sheet], str]:
     summary = Summary([score_sheet("title", records, ["a", "b"], ACCURACY)])
-    found = with_origins(summary, "pilot", records, other)
+    found = with_origins(summary, "pilot", records, {"pilot": other})
     return found.sheets, " ".join(found.notes)
 
 
@@ -58,6 +58,16 @@ def test_changed_files_and_other_settings_are_named_too() -> None:
     assert "‡ made with other settings than are planned now: Mixture-5." in notes
 
 
+def test_a_namesake_of_another_experiment_is_told_of_and_not_marked() -> None:
+    records = [made("vort", "x", "aaaaaaaaa"), made("mixture", "x", "aaaaaaaaa")]
+    sheet = score_sheet("title", records, ["a", "b"], ACCURACY)
+    lead = Claim("ours", "VORT leads", "by 3 points", "holds", rows=("vort", "mixture"))
+    found = with_origins(Summary([sheet], [lead]), "pilot", records, {"books": ["mixture"]})
+    assert [line[0] for line in found.sheets[0].rows] == ["VORT (ours)", "Mixture-5"]
+    assert [claim.verdict for claim in found.verdicts] == ["holds"]
+    assert "Of books, made with other settings than are planned now: Mixture-5." in found.notes
+
+
 def test_a_row_as_planned_decides_nothing_against_one_of_other_settings() -> None:
     records = [made("vort", "x", "aaaaaaaaa"), made("mixture", "x", "aaaaaaaaa")]
     sheet = score_sheet("title", records, ["a", "b"], ACCURACY)
@@ -65,12 +75,15 @@ def test_a_row_as_planned_decides_nothing_against_one_of_other_settings() -> Non
     summary = Summary([sheet], [lead, replace(lead, rows=())])
 
     def verdicts(*other: str) -> list[str]:
-        return [claim.verdict for claim in with_origins(summary, "pilot", records, other).verdicts]
+        return [
+            claim.verdict
+            for claim in with_origins(summary, "pilot", records, {"pilot": other}).verdicts
+        ]
 
     assert verdicts() == ["holds", "holds"]
     assert verdicts("mixture") == ["undecided", "holds"]
     assert verdicts("vort", "mixture") == ["holds", "holds"]  # both of the same plan
-    (claim, _) = with_origins(summary, "pilot", records, ("mixture",)).verdicts
+    (claim, _) = with_origins(summary, "pilot", records, {"pilot": ("mixture",)}).verdicts
     assert "before Mixture-5 has the settings planned now" in claim.measured
 
 
@@ -83,12 +96,12 @@ def test_a_row_searched_at_full_length_decides_nothing_against_one_that_was_not(
     records = [searched_in("vort", "stage 3", 0.5), searched_in("mixture", "stage 2", 0.5)]
     lead = Claim("ours", "VORT leads", "by 3 points", "holds", rows=("vort", "mixture"))
     summary = Summary([score_sheet("title", records, ["a", "b"], ACCURACY)], [lead])
-    (claim,) = with_origins(summary, "pilot", records, ()).verdicts
+    (claim,) = with_origins(summary, "pilot", records, {}).verdicts
     assert claim.verdict == "undecided"
     assert "before rates of Mixture-5 were tried at full length too" in claim.measured
     assert "none of them of full length. Short ones: Mixture-5." in rates_note(records)
     both = [records[0], searched_in("mixture", "stage 3", 0.5)]
-    (claim,) = with_origins(summary, "pilot", both, ()).verdicts
+    (claim,) = with_origins(summary, "pilot", both, {}).verdicts
     assert claim.verdict == "holds"
 
 

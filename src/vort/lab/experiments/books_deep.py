@@ -10,7 +10,7 @@ from vort.lab.experiments.books import NO_BOOKS, NOT_PG19, with_books
 from vort.lab.experiments.cell import Cell, Size
 from vort.lab.experiments.experiment import Experiment, Figure, Record, Summary
 from vort.lab.experiments.models import MODELS, sized
-from vort.lab.experiments.origins import choices_of, rates_note
+from vort.lab.experiments.origins import rates_note
 from vort.lab.experiments.reading import (
     Difference,
     Reading,
@@ -23,11 +23,10 @@ from vort.lab.experiments.scores import (
     by_row,
     label_of,
     labels_of,
-    row_of,
     seed_interval,
     show,
 )
-from vort.lab.experiments.search import FULL, first_searched, model_settings
+from vort.lab.experiments.search import first_searched, model_settings
 from vort.lab.report.tables import Sheet
 from vort.lab.verdicts import Claim, judge_lead
 
@@ -260,33 +259,6 @@ def _order_sheet(narrow: Sequence[Record], wide: Sequence[Record]) -> list[Sheet
     return [Sheet("Order of the rows, bits over all positions", headings, lines)] if lines else []
 
 
-def _at_equal_rates(records: Sequence[Record], past: Sequence[Record]) -> list[Sheet]:
-    """Rivals whose rates no full-length trial chose, beside VORT as it was trained at their rates.
-
-    Those results of VORT were replaced when a larger rate was found for it; rivals that had no
-    such search may be held against them alone.
-    """
-
-    def rate(record: Record) -> float:
-        return float(record["training"]["learning_rate"])
-
-    found, lines, length = by_row(as_planned(records)), [], 0
-    ours = [record for record in past if row_of(record) == "vort"]
-    short = [row for row, choice in choices_of(records).items() if choice.stage < FULL]
-    for row in short:
-        kept = of_row(found[row])
-        lengths = sorted({length for length, _ in kept})
-        length = _judged(lengths, found[row][0]["task"]["length"])
-        alike = of_row([record for record in ours if rate(record) == rate(found[row][0])])
-        each = differences(alike.get((length, None), {}), kept.get((length, None), {}))
-        if each:
-            lines.append([label_of(row), f"{rate(found[row][0]):g}", shown(each["all"])])
-    whose = f"an earlier {label_of('vort')} at the rival's rate"
-    title = f"Bits more than {whose}, over all positions up to {length:,}"
-    headings = ["model", "rate of both", "bits"]
-    return [Sheet(title, headings, lines)] if lines else []
-
-
 def _judged(lengths: Sequence[int], trained: int) -> int:
     """The length that claims are about: where positions beyond the trained one are many."""
     return next((length for length in lengths if length > trained), trained)
@@ -492,7 +464,6 @@ BOOKS_DEEP = Experiment(
     cells=partial(cells, "books_deep"),
     summarise=_with_order,
     uses=("books_deeper",),
-    beside_past=_at_equal_rates,
     searchable=True,
 )
 BOOKS_DEEPER = Experiment(

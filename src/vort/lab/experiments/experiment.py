@@ -103,7 +103,6 @@ class Experiment:
         decays: time constants to search for a fixed rate of decay, as shares of the length.
         past: what is shown of results that were replaced, where they have no classes of a test
             split: a heading, and from a result to its percentage, None without one.
-        beside_past: tables of its own results beside those that were replaced, from both.
     """
 
     name: str
@@ -118,7 +117,6 @@ class Experiment:
     searchable: bool = False
     decays: Mapping[Size, tuple[float, ...]] = field(default_factory=dict)
     past: tuple[str, Callable[[Record], float | None]] | None = None
-    beside_past: Callable[[Sequence[Record], Sequence[Record]], list[Sheet]] | None = None
 
     def settings(self, cell: Cell) -> dict[str, list[str]]:
         """What `--set` can change of a cell: the settings of its task, model and training."""

@@ -119,7 +119,7 @@ def _seeds_note(records: Sequence[Record]) -> str:
 
 
 def with_origins(
-    summary: Summary, name: str, records: Sequence[Record], other: Sequence[str]
+    summary: Summary, name: str, records: Sequence[Record], others: Mapping[str, Sequence[str]]
 ) -> Summary:
     """A summary that says of which commits its cells are, and marks rows of other settings.
 
@@ -130,7 +130,8 @@ def with_origins(
         summary: of these records.
         name: of the experiment; what it uses of others is told apart.
         records: results with `made_by`.
-        other: rows with cells of other settings.
+        others: rows with cells of other settings, by experiment; those of this one are marked, of
+            those of others a note tells.
     """
     if not records:
         return summary
@@ -139,6 +140,7 @@ def with_origins(
         model, bracket, changes = row.partition(" [")
         return summary.labels.get(model, label_of(model)) + bracket + changes
 
+    other = others.get(name, ())
     marks = {label(row): " ‡" for row in other}
     sheets = [
         Sheet(
@@ -150,18 +152,22 @@ def with_origins(
     sources: dict[str, list[Record]] = {}
     for record in records:
         sources.setdefault(record.get("experiment", name), []).append(record)
-    for source, members in sources.items():
-        versions = _versions(members)
+    for source, made in sources.items():
+        versions = _versions(made)
         if source == name and len(versions) > 1:
-            sheets.append(_commits_sheet(members, versions, label))
+            sheets.append(_commits_sheet(made, versions, label))
             notes.append("Commits of one letter have the same kernels and the same model.")
         else:
-            commits = list(dict.fromkeys(map(_commit_of, members)))
+            commits = list(dict.fromkeys(map(_commit_of, made)))
             whose = "" if source == name else f" of {source}"
             notes.append(f"Cells{whose}: {_joined(commits)}.")
     if other:
         names = "; ".join(label(row) for row in other)
         notes.append(f"‡ made with other settings than are planned now: {names}.")
+    for source, members in others.items():
+        if source != name:
+            names = "; ".join(map(label, members))
+            notes.append(f"Of {source}, made with other settings than are planned now: {names}.")
     choices = choices_of(records)
     verdicts = [_of_rows_made_alike(claim, other, choices, label) for claim in summary.verdicts]
     return replace(summary, sheets=sheets, verdicts=verdicts, notes=[*summary.notes, *notes])

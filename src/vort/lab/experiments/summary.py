@@ -1,13 +1,13 @@
 """From the cells of a folder to tables and verdicts: the one way, of a run or of what is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vort.lab.experiments import EXPERIMENTS
-from vort.lab.experiments.cell import Cell, RunFolder, Size
-from vort.lab.experiments.experiment import Experiment, Summary
+from vort.lab.experiments.cell import RunFolder, Size
+from vort.lab.experiments.experiment import Experiment, Record, Summary
 from vort.lab.experiments.origins import history_sheet, with_origins
 from vort.lab.experiments.scores import row_of
 
@@ -72,34 +72,47 @@ def summarise(
         share: of each cell's training.
     """
     records: list[dict[str, Any]] = []
-    other: dict[str, None] = {}
+    other: dict[str, dict[str, None]] = {}
     for source in (experiment, *(EXPERIMENTS[name] for name in experiment.uses)):
         for cell in source.cells(size, data):
             short = cell.shortened(share)
             record = folder.read(short)
             if record is not None:
                 records.append(record)
-                other |= _stranger(short, record)
+                if not short.made_as(record):
+                    other.setdefault(source.name, {})[row_of(record)] = None
     for name in (experiment.name, *experiment.uses):
         records += folder.changed(name, size, share)
     summary = experiment.summarise(records, size)
     if summary.sheets:
         shown = [record for record in records if _shows(experiment, summary, record)]
-        rows = {row_of(record) for record in shown}
-        marked = [row for row in other if row in rows]
-        summary = with_origins(summary, experiment.name, shown, marked)
-        # What an experiment uses has a history of its own.
         own = [record for record in records if record["experiment"] == experiment.name]
+        summary = with_origins(summary, experiment.name, shown, _marked(experiment, other, shown))
+        # What an experiment uses has a history of its own.
         replaced = folder.history(experiment.name)
         past = history_sheet(replaced, own, experiment.past)
-        beside = experiment.beside_past(own, replaced) if experiment.beside_past else []
-        sheets = [*summary.sheets, *beside, *([past] if past else [])]
+        sheets = [*summary.sheets, *([past] if past else [])]
         summary = replace(summary, sheets=sheets)
     return Summarised(experiment, size, share, summary, records)
 
 
-def _stranger(cell: Cell, record: Mapping[str, Any]) -> dict[str, None]:
-    return {} if cell.made_as(record) else {row_of(record): None}
+def _marked(
+    experiment: Experiment, other: Mapping[str, Iterable[str]], shown: Sequence[Record]
+) -> dict[str, list[str]]:
+    """Of rows made with other settings than are planned now those to mark, by experiment.
+
+    A row that the experiment has itself and made as planned is not marked for a namesake of
+    another that it uses: that one is told of under its own experiment.
+    """
+    found: dict[str, list[str]] = {}
+    own = {row_of(record) for record in shown if record["experiment"] == experiment.name}
+    rows = {row_of(record) for record in shown}
+    for source, members in other.items():
+        for row in members:
+            if row in rows:
+                whose = source if source != experiment.name and row in own else experiment.name
+                found.setdefault(whose, []).append(row)
+    return {whose: list(dict.fromkeys(names)) for whose, names in found.items()}
 
 
 def _shows(experiment: Experiment, summary: Summary, record: Mapping[str, Any]) -> bool:
