@@ -105,6 +105,19 @@ def test_a_row_searched_at_full_length_decides_nothing_against_one_that_was_not(
     assert claim.verdict == "holds"
 
 
+def test_a_row_with_the_rate_of_another_says_whose_it_is() -> None:
+    def with_rate_of(model: str, whose: str) -> dict[str, Any]:
+        return {**made(model, "x", "aaaaaaaaa"), "searched": whose, "searched_in": "stage 3"}
+
+    own = with_rate_of("mixture", "pilot/mixture")
+    others = [with_rate_of("vort", "pilot/mixture"), with_rate_of("exponential", "books/gla")]
+    experiment = {"experiment": "pilot", "training": {"learning_rate": 0.5}}
+    records = [{**record, **experiment} for record in (own, *others)]
+    assert "Found for another row" not in rates_note(records[:1])
+    told = "Found for another row: VORT (ours): for Mixture-5. Exponential: for GLA in books."
+    assert told in rates_note(records)
+
+
 def past(seed: int, value: float, reason: str) -> dict[str, Any]:
     return {
         **made("mixture", None, ""),

@@ -24,13 +24,30 @@ def rates_note(records: Sequence[Record], label: Callable[[str], str] = label_of
     if len(set(rates.values())) == 1:
         every = ", not searched" if unsearched == set(rates) else ""
         rate = f"Learning rate: {next(iter(rates.values()))} for all{every}."
-        return rate + _earlier(records, label) + _short_of_a_search(records, label)
+        return rate + _told(records, label)
     shown = [
         f"{label(row)} {rate}" + (" (not searched)" if row in unsearched else "")
         for row, rate in rates.items()
     ]
-    said = _earlier(records, label) + _short_of_a_search(records, label)
-    return f"Learning rate: {'; '.join(shown)}.{said}"
+    return f"Learning rate: {'; '.join(shown)}.{_told(records, label)}"
+
+
+def _told(records: Sequence[Record], label: Callable[[str], str]) -> str:
+    """Where rates come from, as far as it is not each row's own search in full."""
+    parts = (_of_others(records, label), _earlier(records, label))
+    return "".join(parts) + _short_of_a_search(records, label)
+
+
+def _of_others(records: Sequence[Record], label: Callable[[str], str]) -> str:
+    """Which rows have the rate that was found for another."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        experiment, _, whose = str(record.get("searched") or "").partition("/")
+        if whose and whose != row_of(record):
+            elsewhere = "" if experiment == record.get("experiment") else f" in {experiment}"
+            found.setdefault(label(whose) + elsewhere, {})[row_of(record)] = None
+    said = [f"{'; '.join(map(label, rows))}: for {whose}" for whose, rows in found.items()]
+    return f" Found for another row: {'. '.join(said)}." if said else ""
 
 
 def _earlier(records: Sequence[Record], label: Callable[[str], str]) -> str:
