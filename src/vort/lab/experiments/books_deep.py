@@ -415,11 +415,11 @@ def _level(planned: Mapping[str, Row], lengths: Sequence[int]) -> list[Claim]:
 
 
 def _curves(found: Mapping[str, Row], lengths: Sequence[int]) -> dict[str, dict[int, float]]:
-    """Of each row and horizon, the bits of every class by where it ends."""
+    """Of each row, and of VORT at each horizon, the bits of every class by where it ends."""
     curves: dict[str, dict[int, float]] = {}
     for row, kept in found.items():
         for (length, horizon), by_seed in kept.items():
-            if length not in lengths:
+            if length not in lengths or (horizon is not None and row != "vort"):
                 continue
             means = [reading.mean() for reading in by_seed.values()]
             names = next(iter(by_seed.values())).classes[:-1]
