@@ -137,8 +137,8 @@ def draw_reading(
             axis.xaxis.set_major_formatter("{x:,.0f}")
             axis.axvline(trained, color=GREY, ls=":", lw=1.2)
         left.set_yscale("log")
-        left.yaxis.set_major_formatter("{x:.2f}")
-        left.yaxis.set_minor_formatter("{x:.2f}")
+        for part in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+            part(lambda bits, place: f"{bits:.4g}")
         left.set(xlabel="position", ylabel="bits per character", title=title)
         largest = sorted(max(map(abs, values.values())) for values in more.values())
         near = 1.15 * largest[len(largest) * 3 // 4]
