@@ -34,7 +34,7 @@ def attention_step(
     if state is None or memory is None or not _fits(layer, x, state, memory):
         return None
     from vort.ops.decoding.heads import HeadsInputs, heads_step
-    from vort.ops.decoding.memory import MemoryInputs, memory_step
+    from vort.ops.decoding.memory import StepInputs, memory_step
     from vort.ops.linear.few import few_products
 
     projections = [layer.q_proj, layer.k_proj, layer.v_proj]
@@ -68,11 +68,21 @@ def attention_step(
     )
     mixed = memory_step(
         heads,
-        MemoryInputs(
-            state["memory.G"],
-            state.get("memory.b"),
-            logits,
-            *memory[3:],
+        StepInputs(
+            G=state["memory.G"],
+            b=state.get("memory.b"),
+            logits=logits,
+            order_bias=memory.order_bias,
+            write_bias=memory.write_bias,
+            read_bias=memory.read_bias,
+            gain_bias=memory.gain_bias,
+            mix=memory.mix,
+            polynomials=memory.polynomials,
+            log_decay=memory.log_decay,
+            order_min=memory.order_min,
+            normalizer=memory.normalizer,
+            include_self=memory.include_self,
+            eps=memory.eps,
             gate=gate if gates else None,
             norm=out_norm.weight,
             norm_eps=out_norm.eps,

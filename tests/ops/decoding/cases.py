@@ -143,7 +143,7 @@ def _memory(
     def check(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         from vort.fractional import PowerLawBasis
         from vort.ops.decoding.heads import HeadsOutputs
-        from vort.ops.decoding.memory import MemoryInputs, memory_step
+        from vort.ops.decoding.memory import StepInputs, memory_step
 
         normal = random(device, dtype, seed)
         basis = PowerLawBasis.fit(1000, scales)
@@ -171,7 +171,7 @@ def _memory(
         polynomials = basis.polynomials_on(torch.device(device), torch.float32)
         out = memory_step(
             HeadsOutputs(q, k, v, near, entropy, None if seen is None else seen.clone()),
-            MemoryInputs(
+            StepInputs(
                 G, b if sums else None, logits, *biases, mix, polynomials, log_decay, 0.05,
                 normalizer, include_self, 1e-6, gates, weight, 1e-6, seen,
             ),
@@ -228,7 +228,7 @@ def bfloat16_states_forget(dtype: torch.dtype, device: str, seed: int) -> dict[s
     """
     from vort.fractional import PowerLawBasis
     from vort.ops.decoding.heads import HeadsOutputs
-    from vort.ops.decoding.memory import MemoryInputs, memory_step
+    from vort.ops.decoding.memory import StepInputs, memory_step
 
     steps, dim = 12, 32
     basis = PowerLawBasis.fit(1000, 2)
@@ -243,7 +243,7 @@ def bfloat16_states_forget(dtype: torch.dtype, device: str, seed: int) -> dict[s
     for _ in range(steps):
         memory_step(
             HeadsOutputs(q, k, v, v, None, seen.clone()),
-            MemoryInputs(
+            StepInputs(
                 G, None, logits, logits[0], *[None] * 4, polynomials, log_decay, 0.05, "none",
                 True, 1e-6, None, None, 1e-6, seen,
             ),

@@ -19,7 +19,7 @@ from vort.ops.retention.triton.decode import forgotten
 from vort.ops.retention.triton.spans import NORMALIZER_CODES
 from vort.ops.retention.triton.tiles import load_rates
 
-__all__ = ["MemoryInputs", "memory_step"]
+__all__ = ["StepInputs", "memory_step"]
 
 # Numbers of a head's states that a program holds at once.
 AT_ONCE = 32768
@@ -180,7 +180,7 @@ def memory_kernel(
     tl.store(out + base * V + vs, y.to(narrow), mask=vs < V)
 
 
-class MemoryInputs(NamedTuple):
+class StepInputs(NamedTuple):
     """What `memory_step` takes besides the heads.
 
     Attributes:
@@ -225,7 +225,7 @@ class MemoryInputs(NamedTuple):
     seen: Tensor | None
 
 
-def memory_step(heads: HeadsOutputs, inputs: MemoryInputs) -> Tensor:
+def memory_step(heads: HeadsOutputs, inputs: StepInputs) -> Tensor:
     """`[B, H V]`, what the output projection multiplies; states and count move on in place.
 
     What is retrieved plus what local attention found, normalised and gated. A bfloat16 state is
