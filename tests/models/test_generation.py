@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from tests.memories.cases import NAMES
 from tests.models.cases import WINDOW, model_of, tokens
 from vort.layers import LayerStates
-from vort.models import ByteTokenizer, VortCache, prefill
+from vort.models import ByteTokenizer, VortCache, VortForCausalLM, prefill
 
 LONG = 5 * WINDOW
 GREEDY = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -155,6 +155,50 @@ def test_entities_of_the_prompt_reach_generation() -> None:
     torch.testing.assert_close(used.load_state(0), cache.load_state(0))
 
 
+@torch.no_grad()
+def model_of_entities() -> VortForCausalLM:
+    """A model whose orders an entity moves from one end to the other."""
+    model = model_of(use_entity=True)
+    for memory in model.model.memories:
+        memory.router.order.weight[:, -1] = 8.0
+    return model
+
+
+@pytest.mark.parametrize(
+    "extra", [{"use_cache": False}, {"prefill_chunk_size": 1}, {"prefill_chunk_size": 7}], ids=str
+)
+@torch.no_grad()
+def test_entities_are_where_they_are_however_a_prompt_is_read(extra: dict[str, int]) -> None:
+    model, prompt = model_of_entities(), tokens(2, LONG)
+    entity = torch.randint(2, prompt.shape, generator=torch.Generator().manual_seed(1))
+    options = {
+        "max_new_tokens": 4,
+        "output_logits": True,
+        "return_dict_in_generate": True,
+        **GREEDY,
+    }
+    found = model.generate(prompt, entity_mask=entity, **options, **extra)
+    marks = torch.nn.functional.pad(entity, (0, 4))
+    full = model(found.sequences, entity_mask=marks).logits[:, LONG - 1 : -1]
+    torch.testing.assert_close(torch.stack(found.logits, 1), full, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(full, model(found.sequences).logits[:, LONG - 1 : -1], atol=1e-2)
+
+
+@torch.no_grad()
+def test_entities_go_on_from_a_cache() -> None:
+    model, prompt = model_of_entities(), tokens(2, LONG)
+    entity = torch.ones_like(prompt)
+    expected = model.generate(prompt, entity_mask=entity, max_new_tokens=4, **GREEDY)
+    for seen in (LONG - 1, 9):
+        for extra in ({}, {"prefill_chunk_size": 7}):
+            cache = model.new_cache()
+            model(prompt[:, :seen], entity_mask=entity[:, :seen], past_key_values=cache)
+            given = {"entity_mask": entity, "past_key_values": cache, **GREEDY, **extra}
+            assert torch.equal(model.generate(prompt, max_new_tokens=4, **given), expected)
+    with pytest.raises(ValueError, match=f"entity_mask must cover {LONG} tokens.*got 3"):
+        model.generate(prompt, entity_mask=entity[:, :3], max_new_tokens=4, **GREEDY)
+
+
 @pytest.mark.parametrize("extra", [{}, {"cache_implementation": "static"}], ids=str)
 @torch.no_grad()
 def test_generation_takes_embeddings_for_a_prompt(extra: dict[str, str]) -> None:
@@ -168,6 +212,93 @@ def test_generation_takes_embeddings_for_a_prompt(extra: dict[str, str]) -> None
     expected = model.generate(prompt, attention_mask=mask, max_new_tokens=6, **GREEDY)[:, LONG:]
     options = {"attention_mask": mask, "max_new_tokens": 6, **GREEDY, **extra}
     assert torch.equal(model.generate(inputs_embeds=embedded, **options), expected)
+
+
+@pytest.mark.parametrize("inputs", ["input_ids", "inputs_embeds"])
+@pytest.mark.parametrize("beams", [1, 3])
+@torch.no_grad()
+def test_a_checkpointed_model_generates_in_training_what_it_generates_later(
+    inputs: str, beams: int
+) -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    given = {"input_ids": prompt, "inputs_embeds": model.get_input_embeddings()(prompt)}
+    options = {inputs: given[inputs], "max_new_tokens": 6, "num_beams": beams, **GREEDY}
+    expected = model.generate(**options)
+    model.train().gradient_checkpointing_enable()
+    assert torch.equal(model.generate(**options), expected)
+    with pytest.raises(ValueError, match="past_key_values must be left out"):
+        model.generate(**options, past_key_values=model.new_cache())
+
+
+@torch.no_grad()
+def test_a_memory_without_states_takes_embeddings_for_a_prompt() -> None:
+    model, prompt = model_of("exact_power_law", read_weights=False), tokens(2, 9)
+    expected = model.generate(prompt, max_new_tokens=5, **GREEDY)
+    embedded = model.get_input_embeddings()(prompt)
+    found = model.generate(inputs_embeds=embedded, max_new_tokens=5, **GREEDY)
+    assert torch.equal(found, expected[:, 9:])
+    both = model.generate(prompt, inputs_embeds=embedded, max_new_tokens=5, **GREEDY)
+    assert torch.equal(both, expected)
+
+
+@pytest.mark.parametrize("left", [0, -3])
+@torch.no_grad()
+def test_a_cache_that_has_seen_the_whole_prompt_is_refused(left: int) -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    cache = model.new_cache()
+    model(prompt, past_key_values=cache)
+    given = {"past_key_values": cache, "max_new_tokens": 4, **GREEDY}
+    with pytest.raises(ValueError, match=f"got {LONG} seen of {LONG + left}"):
+        model.generate(prompt[:, : LONG + left], **given)
+
+
+@torch.no_grad()
+def test_what_was_written_after_the_end_of_a_row_cannot_be_hidden_later() -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    prompt[0, :9] = 0
+    mask = torch.ones_like(prompt)
+    mask[0, :9] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, **GREEDY}
+    end = int(model.generate(prompt, **options)[1, LONG])
+    options |= {"eos_token_id": end, "return_dict_in_generate": True}
+    found = model.generate(prompt, **options)
+    assert (found.sequences[1, LONG + 1 :] == 0).all()
+    text = torch.cat([found.sequences, tokens(2, 5)], 1)
+    shown = torch.nn.functional.pad(mask, (0, text.shape[1] - LONG), value=1)
+    cache = copy.deepcopy(found.past_key_values)
+    anew = model.generate(text, attention_mask=shown, max_new_tokens=4, **GREEDY)
+    given = {"attention_mask": shown, "max_new_tokens": 4, **GREEDY}
+    assert torch.equal(model.generate(text, past_key_values=cache, **given), anew)
+    shown[1, LONG + 1 : -5] = 0
+    with pytest.raises(ValueError, match=r"hides \d tokens of row 1 that past_key_values has read"):
+        model.generate(text, past_key_values=found.past_key_values, **given)
+
+
+def test_continuous_batching_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="pages keys and values"):
+        model_of().generate_batch([[3, 4], [5]])
+
+
+@torch.no_grad()
+def test_a_cache_is_refused_where_everything_is_read_anew() -> None:
+    model, prompt = model_of(), tokens(2, LONG)
+    given = {"past_key_values": model.new_cache(), "use_cache": False, **GREEDY}
+    with pytest.raises(ValueError, match=r"must be left out.*with use_cache=False"):
+        model.generate(prompt, max_new_tokens=4, **given)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@torch.no_grad()
+def test_a_configuration_that_keeps_no_cache_moves_none_on(rows: int) -> None:
+    model, ids = model_of(), tokens(rows, LONG)
+    cache = model.new_cache()
+    model(ids[:, :-1], past_key_values=cache)
+    model.config.use_cache = False
+    for _ in range(2):
+        found = model(ids[:, -1:], past_key_values=cache)
+        torch.testing.assert_close(found.logits, model(ids).logits[:, -1:], atol=1e-4, rtol=1e-4)
+        assert found.past_key_values is None
+    assert cache.get_seq_length() == LONG - 1
 
 
 @pytest.mark.parametrize("chunk", [1, 7, LONG])

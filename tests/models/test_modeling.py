@@ -133,6 +133,17 @@ def test_labels_of_no_position_are_refused(name: str) -> None:
         MODELS["vort"](none, **{name: none})
 
 
+@torch.no_grad()
+def test_tokens_and_masks_of_other_kinds_are_refused() -> None:
+    model, ids = MODELS["vort"], tokens(2, 6)
+    with pytest.raises(ValueError, match=r"input_ids must be \[B, T\].*got shape \(6,\)"):
+        model(ids[0])
+    added = torch.zeros(2, 6)
+    added[0, :2] = torch.finfo(added.dtype).min
+    with pytest.raises(ValueError, match="attention_mask must be 1 at tokens and 0 at padding"):
+        model(ids, attention_mask=added)
+
+
 def test_the_loss_is_cross_entropy_of_the_next_token() -> None:
     model, ids = MODELS["vort"], tokens(2, 20)
     labels = ids.clone()
@@ -183,6 +194,29 @@ def test_gradient_checkpointing_changes_nothing() -> None:
         gradients.append({name: p.grad for name, p in model.named_parameters()})
     for name, wanted in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_model_reads_a_cache_and_leaves_it(reentrant: bool, static: bool) -> None:
+    found = []
+    for checkpointing in (False, True):
+        model, ids = model_of().train(), tokens(2, 30)
+        cache = model.new_cache(static=static)
+        with torch.no_grad():
+            model(ids[:, :12], past_key_values=cache, use_cache=True)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            with pytest.raises(ValueError, match="use_cache must be False with gradient"):
+                model(ids[:, 12:], past_key_values=cache, use_cache=True)
+        loss = model(ids[:, 12:], past_key_values=cache, labels=ids[:, 12:]).loss
+        if checkpointing:  # what is read again in the backward is what was read
+            with torch.no_grad():
+                model.eval()(ids[:, 12:], past_key_values=cache, use_cache=True)
+            model.train()
+        loss.backward()
+        found.append((loss, {name: p.grad for name, p in model.named_parameters()}))
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-5)
 
 
 def test_back_propagation_goes_through_a_cache() -> None:

@@ -21,6 +21,9 @@ from vort.ops.linear import few_rows, is_bare, is_plain, is_watched
 class VortBlock(GradientCheckpointingLayer):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
+    # A checkpointed block reads its cache and leaves it as it is: `VortModel` sees to that.
+    _can_checkpoint_with_cache = True
+
     def __init__(self, config: VortConfig, layer_idx: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)

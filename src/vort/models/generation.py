@@ -9,7 +9,7 @@ Positions follow from what has been seen, and a generated token needs no mask.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationMixin, MaxLengthCriteria
 
 from vort.models.cache_vort import VortCache, wrong_cache
@@ -49,9 +49,15 @@ class VortGenerationMixin(GenerationMixin):
         given = model_kwargs.get("past_key_values")
         if given is not None and not isinstance(given, VortCache):
             raise TypeError(wrong_cache(given))
-        if not self.model.keeps_state:
+        checkpointed = self.model.gradient_checkpointing and self.model.training
+        if checkpointed or not self.model.keeps_state:
             # Every token is then read anew with all before it.
             generation_config.use_cache = model_kwargs["use_cache"] = False
+        if given is not None and generation_config.use_cache is False:
+            raise ValueError(
+                "past_key_values must be left out where every token is read anew: with "
+                "use_cache=False, gradient checkpointing in training, or a memory without a state"
+            )
         if given is None and generation_config.use_cache is not False:
             static = generation_config.cache_implementation == "static"
             model_kwargs["past_key_values"] = self.new_cache(static=static)
@@ -68,6 +74,13 @@ class VortGenerationMixin(GenerationMixin):
                     each.max_position_embeddings = None
         return criteria
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: there are no keys and values to be kept in pages."""
+        raise NotImplementedError(
+            "continuous batching pages keys and values, which a memory does not keep: "
+            "give generate a padded batch"
+        )
+
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """None: positions follow from what has been seen."""
 
@@ -81,25 +94,25 @@ class VortGenerationMixin(GenerationMixin):
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """What the next step is prepared from: its tokens are generated ones."""
+        """What the next step is prepared from: how many of its tokens are generated ones."""
         found: dict[str, Any] = super()._update_model_kwargs_for_generation(
             outputs, model_kwargs, *args, **kwargs
         )
-        return found | {"generated": True}
+        return found | {"generated": model_kwargs.get("generated", 0) + 1}
 
     def prepare_inputs_for_generation(
-        self,
+        self: Any,
         input_ids: Tensor,
         *args: Any,
         inputs_embeds: Tensor | None = None,
         entity_mask: Tensor | None = None,
-        generated: bool = False,
+        generated: int = 0,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """What `forward` gets at each step: embeddings and entities go with the prompt alone.
 
         A generated token is no padding: with a cache it needs no mask, which a recorded step would
-        have to wait for the GPU to look at.
+        have to wait for the GPU to look at. Without one all is read anew at every step.
         """
         cache = kwargs.get("past_key_values")
         if generated and isinstance(cache, VortCache) and kwargs.get("next_sequence_length") == 1:
@@ -112,6 +125,13 @@ class VortGenerationMixin(GenerationMixin):
                 last = {"input_ids": token, "past_key_values": cache}
                 return last | {name: kwargs[name] for name in kwargs.keys() & FORWARDED}
             kwargs |= {"past_key_values": cache, "next_sequence_length": 1}
+        seen = 0 if cache is None or generated else cache.get_seq_length()
+        if cache is not None and seen:
+            _check_past(cache, kwargs.get("next_sequence_length"), kwargs.get("attention_mask"))
+        if inputs_embeds is not None and generated and cache is None:
+            tail = self.get_input_embeddings()(input_ids[:, -generated:])
+            inputs_embeds = torch.cat([inputs_embeds, tail.to(inputs_embeds)], 1)
+            kwargs["is_first_iteration"] = True
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
             *args,
@@ -122,8 +142,39 @@ class VortGenerationMixin(GenerationMixin):
             inputs.pop(name, None)  # of stopping at strings: `generate` hands them on to all
         tokens = inputs.get("input_ids")
         tokens = inputs.get("inputs_embeds") if tokens is None else tokens
-        if entity_mask is not None and tokens is not None:
-            length = tokens.shape[1]
-            if entity_mask.shape[1] >= length and length > 1:
-                inputs["entity_mask"] = entity_mask[:, -length:]
+        if entity_mask is not None and tokens is not None and (cache is None or not generated):
+            entities = nn.functional.pad(entity_mask, (0, generated))
+            inputs["entity_mask"] = _marks_of(entities, seen, tokens.shape[1])
         return inputs
+
+
+def _check_past(cache: VortCache, left: int | None, mask: Tensor | None) -> None:
+    """Refuse a prompt with nothing left to read, and a mask that hides what has been read."""
+    seen = cache.get_seq_length()
+    if left is not None and left < 1:
+        raise ValueError(
+            "past_key_values must leave at least the last token of the prompt to be read, got "
+            f"{seen} seen of {seen + left}; a prompt without the tokens seen needs an "
+            "attention_mask of all"
+        )
+    counts = [state["local.seen"] for state in cache.states.values() if "local.seen" in state]
+    if mask is None or not counts:
+        return
+    for row, (read, told) in enumerate(zip(counts[0], mask[:, :seen].bool().sum(1), strict=False)):
+        if read > told:
+            raise ValueError(
+                f"attention_mask hides {int(read - told)} tokens of row {row} that past_key_values "
+                "has read, as it has what generate writes after the end of a row: a memory cannot "
+                "take them back, leave it out to read all anew"
+            )
+
+
+def _marks_of(entity_mask: Tensor, seen: int, length: int) -> Tensor:
+    """The marks of `length` tokens that come after `seen`; a mask may begin with either."""
+    given = entity_mask.shape[1]
+    if given != length and given < seen + length:
+        raise ValueError(
+            f"entity_mask must cover {seen + length} tokens, those of the past included, "
+            f"got {given}"
+        )
+    return entity_mask if given == length else entity_mask[:, seen : seen + length]

@@ -234,6 +234,12 @@ class VortModel(VortPreTrainedModel):
             raise TypeError(wrong_cache(past_key_values))
         _check_layers(past_key_values, self.config)
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if hidden.dim() != 3:
+            given = hidden.shape if input_ids is None else input_ids.shape
+            raise ValueError(
+                "input_ids must be [B, T], or inputs_embeds [B, T, hidden_size], "
+                f"got shape {tuple(given)}"
+            )
         mask = _mask_of(attention_mask, hidden)
         packing = self._packing(
             hidden, mask, past_key_values, cu_seqlens, position_ids, seq_idx, kwargs
@@ -242,7 +248,14 @@ class VortModel(VortPreTrainedModel):
             use_cache = self.config.use_cache and not self.training and self.keeps_state
             use_cache = use_cache and (packing is None or cu_seqlens is not None)
         if self.gradient_checkpointing and self.training:
+            if use_cache and past_key_values is not None:
+                raise ValueError(
+                    "use_cache must be False with gradient checkpointing in training, whose blocks "
+                    "run twice: past_key_values can be read then, and not moved on"
+                )
             use_cache = False
+            # Read again in the backward, whatever has become of it by then.
+            past_key_values = None if past_key_values is None else past_key_values.copy()
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache()
         if output_hidden_states is None:
@@ -464,11 +477,11 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
         alone = alone and seq_idx is None and not kwargs
         alone = alone and (position_ids is None or position_ids.shape[-1] == 1)
         quiet = not (output_orders or output_hidden_states or self.config.output_hidden_states)
-        if alone and quiet and entity_mask is None and use_cache is not False:
+        keeps = self.config.use_cache if use_cache is None else use_cache
+        if alone and quiet and entity_mask is None and keeps:
             replayed = self._replay(input_ids, attention_mask, past_key_values)
             last = isinstance(logits_to_keep, int) and logits_to_keep == 1
-            keeps = (use_cache or self.config.use_cache) and self.model.keeps_state
-            if replayed is None and last and keeps:
+            if replayed is None and last and self.model.keeps_state:
                 given = (input_ids, attention_mask, past_key_values)
                 replayed, past_key_values = self._read_prompt(*given)
             if replayed is not None:
@@ -594,6 +607,11 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     if attention_mask is None:
         return None
     mask = present(attention_mask, *hidden.shape[:2])
+    if mask.is_floating_point() and may_look(mask) and bool((mask < 0).any()):
+        raise ValueError(
+            "attention_mask must be 1 at tokens and 0 at padding, got one that is added to scores, "
+            f"with {mask.min().item():.3g} in it"
+        )
     return None if may_look(mask) and bool(mask.all()) else mask
 
 
