@@ -142,6 +142,42 @@ def test_padded_rows_that_no_window_counts_need_ages() -> None:
     assert not part.padded
 
 
+def test_padded_rows_that_were_merged_need_ages_to_be_merged_again() -> None:
+    """The window of a sum is the last text's, and has counted that one alone."""
+    subject = model()
+    first, second, third = texts(30, 24, 12)
+    parts = [read(subject, first), read(subject, second, PADDED), read(subject, third)]
+    flat = VortCache.merged(parts, subject)
+    inner = VortCache.merged(parts[1:], subject)
+    for cache in (
+        inner,
+        inner.copy(),
+        inner.select(torch.tensor([1, 0])),
+        inner.without(parts[2], subject),
+    ):
+        with pytest.raises(ValueError, match="padded rows that were merged before"):
+            VortCache.merged([parts[0], cache], subject)
+    nested = VortCache.merged([parts[0], inner], subject, ages=[torch.tensor([36, 26]), 0])
+    torch.testing.assert_close(
+        nested.states[0]["memory.G"], flat.states[0]["memory.G"], rtol=1e-5, atol=1e-6
+    )
+    inner.reset()
+    assert not inner.uncounted
+
+
+def test_what_compiled_steps_have_counted_is_counted_once() -> None:
+    subject = model()
+    first, second = texts(40, 25)
+    static = read(subject, second, static=True)
+    static.positions[0] -= 5
+    static.compiled[0] += 5
+    first_part = read(subject, first)
+    merged = VortCache.merged([first_part, static], subject)
+    assert merged.seen() == 65
+    assert merged.without(first_part, subject, ago=25).seen() == 25
+    assert static.seen() == 25
+
+
 def test_deeper_models_differ_and_stay_finite() -> None:
     subject = model(num_hidden_layers=3, conv_size=4, use_entropy=True)
     *documents, question = texts(60, 60, 9)
@@ -179,9 +215,25 @@ def test_what_cannot_be_merged_is_refused() -> None:
         VortCache.merged([cache, cache], subject, ages=[1])
     with pytest.raises(ValueError, match="one batch size"):
         VortCache.merged([cache, cache.select(torch.tensor([0]))], subject)
-    for steps in (-1, float("nan"), float("inf"), torch.tensor([1.0, float("nan")])):
-        with pytest.raises(ValueError, match="0 or more and finite"):
+    one = cache.select(torch.tensor([0]))
+    for some, other in ((cache, one), (one, cache)):
+        with pytest.raises(ValueError, match="one batch size"):
+            some.without(other, subject)
+    odd: list[Any] = [-1, float("nan"), float("inf"), torch.tensor([1.0, float("nan")])]
+    for steps in (*odd, 10**30, "3", None):
+        with pytest.raises(ValueError, match="steps must be 0 or more and finite"):
             cache.aged(steps, subject)
+        with pytest.raises(ValueError, match="ages must be 0 or more and finite"):
+            VortCache.merged([cache, cache], subject, ages=[steps, 0])
+        with pytest.raises(ValueError, match="ago must be 0 or more and finite"):
+            cache.without(cache, subject, ago=steps)
+    for options in ({"hidden_size": 64}, {"num_attention_heads": 4}, {"normalizer": "none"}):
+        strange = read(model(**options), texts(20)[0])
+        for caches in ([strange, cache], [cache, strange]):
+            with pytest.raises(
+                ValueError, match="memories must be of the model given: its layer 0"
+            ):
+                VortCache.merged(caches, subject)
     with pytest.raises(ValueError, match="layers"):
         read(model(num_hidden_layers=2), texts(20)[0]).aged(1, subject)
 
@@ -254,6 +306,25 @@ def test_sessions_merge_save_and_go_on(tmp_path: Path) -> None:
     assert older.tokens_seen == row.tokens_seen
     with pytest.raises(ValueError, match="one model"):
         VortSession.merged([merged, _of_another_model()])
+
+
+def test_sessions_that_lost_a_text_are_saved_and_go_on(tmp_path: Path) -> None:
+    """Their window is that of the last text still, and has counted more than is left."""
+    subject = model()
+    short, long = VortSession(subject), VortSession(subject)
+    short.feed(texts(10)[0][0])
+    long.feed(texts(100)[0][0])
+    left = VortSession.merged([short, long]).without(long)
+    nothing = short.without(short)
+    fed = left.branch()
+    fed.feed([1, 2, 3])
+    for session, seen in ((left, 10), (nothing, 0), (fed, 13)):
+        session.save(tmp_path / "left.safetensors")
+        again = VortSession.load(tmp_path / "left.safetensors", subject)
+        assert again.tokens_seen == session.tokens_seen == seen
+        for each in (session, again):
+            each.feed([4, 5])
+        assert torch.equal(again.logits, session.logits)
 
 
 def _of_another_model() -> VortSession:

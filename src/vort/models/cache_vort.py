@@ -49,6 +49,8 @@ class VortCache(LayerStates, Cache):
         self.grows = grows
         # As it was before a recorded step lent its buffers.
         self.was_static = static
+        # Whether rows of padded texts were merged: no window has counted all that they have seen.
+        self.uncounted = False
         # What Hugging Face would keep by layer is kept here, so it has no layers to look at.
         Cache.__init__(self, layers=[])
         self.num_layers = num_layers
@@ -76,7 +78,7 @@ class VortCache(LayerStates, Cache):
 
     def reset(self) -> None:
         """Forget everything; buffers of a static cache stay where they are."""
-        self.positions, self.padded = {}, False
+        self.positions, self.padded, self.uncounted = {}, False, False
         for count in self.compiled.values():
             count.zero_()
         if self.static:
@@ -156,7 +158,10 @@ def dense_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 # Beside the states: sizes and kinds, which a traced program takes as they are.
-_KINDS = ("num_layers", "static", "was_static", "in_place", "grows", "state_dtype", "padded")
+_KINDS = (
+    *("num_layers", "static", "was_static", "in_place", "grows", "state_dtype", "padded"),
+    "uncounted",
+)
 
 
 def wrong_cache(given: object) -> str:

@@ -34,9 +34,8 @@ def aged(model: Any, cache: VortCache, steps: int | Tensor) -> VortCache:
     """
     found = cache.copy()
     for index in _layers(model, [cache]):
-        state, memory = _state(cache, index), _memory(model, index)
-        old = memory.aged(_memory_of(state), _each(steps, cache))
-        _store(found, index, {**state, **_named(old)})
+        old = _aged(model, cache, index, _each(steps, cache))
+        _store(found, index, {**_state(cache, index), **_named(old)})
     return found
 
 
@@ -51,17 +50,14 @@ def merged(
         caches: of the texts, the last one nearest; of one batch size.
         ages: how many tokens ago each text ended. By default as if they had been read in a row:
             each as long ago as the texts after it are long. Tokens of padded rows are counted where
-            a layer has a window; where none has, ages must be given.
+            a layer has a window, each text's own; where none has, or where padded rows were merged
+            before, ages must be given.
     """
     if not caches:
         raise ValueError("merged needs at least one memory, got none")
     if ages is not None and len(ages) != len(caches):
         raise ValueError(f"ages must be one for each of {len(caches)} memories, got {len(ages)}")
-    rows = [_rows(cache) for cache in caches]
-    if len(set(rows)) > 1:
-        raise ValueError(
-            f"memories must be of one batch size, got {', '.join(map(str, rows))} rows"
-        )
+    _check_rows(caches)
     if ages is None:
         counts = [_seen(cache) for cache in caches]
         ages = [
@@ -69,15 +65,15 @@ def merged(
         ]
     found = caches[-1].copy()
     for index in _layers(model, caches):
-        memory = _memory(model, index)
         parts = [
-            memory.aged(_memory_of(_state(cache, index)), _each(age, cache))
+            _aged(model, cache, index, _each(age, cache, "ages"))
             for cache, age in zip(caches, ages, strict=True)
         ]
         total = {name: _sum([part[name] for part in parts]) for name in parts[0]}
         _store(found, index, {**_state(caches[-1], index), **_named(total)})
-        found.positions[index] = sum(cache.seen(index) for cache in caches)
+        _count(found, index, sum(cache.seen(index) for cache in caches))
     found.padded = any(cache.padded for cache in caches)
+    found.uncounted = found.padded and (len(caches) > 1 or caches[0].uncounted)
     return found
 
 
@@ -88,16 +84,18 @@ def without(model: Any, cache: VortCache, other: VortCache, ago: int | Tensor = 
     Args:
         model: that both are of.
         cache: what is left of it is returned; window and convolution stay as they are.
-        other: the text's, as it was when it was merged.
+        other: the text's, as it was when it was merged; of the same batch size.
         ago: how many tokens have been read since that text ended.
     """
+    _check_rows([cache, other])
     found = cache.copy()
     for index in _layers(model, [cache, other]):
-        old = _memory(model, index).aged(_memory_of(_state(other, index)), _each(ago, other))
+        old = _aged(model, other, index, _each(ago, other, "ago"))
         state = _state(cache, index)
         rest = {name: x - old[name].to(x.device) for name, x in _memory_of(state).items()}
         _store(found, index, {**state, **_named(rest)})
-        found.positions[index] = max(0, cache.seen(index) - other.seen(index))
+        _count(found, index, max(0, cache.seen(index) - other.seen(index)))
+    found.padded = found.uncounted = cache.padded or other.padded
     return found
 
 
@@ -112,8 +110,27 @@ def _layers(model: Any, caches: Sequence[VortCache]) -> range:
     return range(count)
 
 
-def _memory(model: Any, index: int) -> Any:
-    return model.get_decoder().layers[index].self_attn.memory
+def _check_rows(caches: Sequence[VortCache]) -> None:
+    rows = [_rows(cache) for cache in caches]
+    if len(set(rows)) > 1:
+        raise ValueError(
+            f"memories must be of one batch size, got {', '.join(map(str, rows))} rows"
+        )
+
+
+def _aged(model: Any, cache: VortCache, index: int, steps: Tensor) -> dict[str, Tensor]:
+    """The memory of a layer after `steps` `[B]`, once it is sure to be one that it could have."""
+    memory = model.get_decoder().layers[index].self_attn.memory
+    state = _memory_of(_state(cache, index))
+    held = sum(x.numel() for x in state.values()) // len(steps)
+    size = memory.state_size()
+    if held != size == memory.state_size(1):  # one that grows says itself that it cannot age
+        raise ValueError(
+            f"memories must be of the model given: its layer {index} keeps {size:,} numbers for "
+            f"a row, a memory has {held:,}"
+        )
+    found: dict[str, Tensor] = memory.aged(state, steps)
+    return found
 
 
 def _state(cache: VortCache, index: int) -> Mapping[str, Tensor]:
@@ -134,6 +151,13 @@ def _store(cache: VortCache, index: int, state: dict[str, Tensor]) -> None:
     cache.store_state(index, state, 0)
 
 
+def _count(cache: VortCache, index: int, tokens: int) -> None:
+    """Columns that a layer has seen, from now on: those of compiled steps are among them."""
+    cache.positions[index] = tokens
+    if index in cache.compiled:
+        cache.compiled[index].zero_()
+
+
 def _rows(cache: VortCache) -> int:
     state = cache.load_state(0)
     if state is None:
@@ -145,6 +169,11 @@ def _seen(cache: VortCache) -> Tensor:
     """Tokens that each row has seen, `[B]`; of padded rows a window has counted them."""
     if not cache.padded:
         return torch.full((_rows(cache),), cache.seen(0))
+    if cache.uncounted:
+        raise ValueError(
+            "ages must be given for padded rows that were merged before: their window has counted "
+            "the last text alone"
+        )
     counts = [state["local.seen"] for state in cache.states.values() if "local.seen" in state]
     if not counts:
         raise ValueError(
@@ -153,21 +182,25 @@ def _seen(cache: VortCache) -> Tensor:
     return counts[0].cpu()
 
 
-def _each(steps: int | Tensor, cache: VortCache) -> Tensor:
-    """Steps of each row, `[B]`."""
+def _each(steps: int | Tensor, cache: VortCache, name: str = "steps") -> Tensor:
+    """Steps of each row, `[B]`; name: what they are called where they were given."""
     rows = _rows(cache)
-    given = torch.as_tensor(steps)
+    try:
+        given = torch.as_tensor(steps)
+    except (TypeError, ValueError, RuntimeError):  # no number, or one beyond all
+        given = torch.tensor(float("nan"))
     fits = given.ndim == 0 or (given.ndim == 1 and len(given) == rows)
     if not fits or not bool(((given >= 0) & given.isfinite()).all()):
         raise ValueError(
-            "steps must be 0 or more and finite, one number or one for each of "
+            f"{name} must be 0 or more and finite, one number or one for each of "
             f"{rows} rows, got {steps}"
         )
     return given.expand(rows)
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
+    """Their sum, where the last is: window and convolution are its own."""
+    total = parts[0].to(parts[-1].device)
     for part in parts[1:]:
         total = total + part.to(total.device)
     return total

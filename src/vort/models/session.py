@@ -197,11 +197,21 @@ class VortSession(Session):
             "config": _config_digest(self.model),
             "weights": _weights_digest(self.model),
             "tokens_seen": self.tokens_seen,
+            "most_seen": self._most_seen(),
             "chunk_size": self.chunk_size,
             # A memory that was merged or aged knows what comes next once something was fed.
             "knows_next": self._logits is not None,
         }
         write_state(Path(path), tensors, about)
+
+    def _most_seen(self) -> int:
+        """Tokens that a layer has seen at most; more than `tokens_seen` once a text was taken out.
+
+        The window is then still that of the last text, and counts it.
+        """
+        states = self._cache.states.values()
+        windows = [int(state["local.seen"].max()) for state in states if "local.seen" in state]
+        return max(self.tokens_seen, int(len(states) > 0), *windows, 0)
 
     @classmethod
     def load(
@@ -299,12 +309,13 @@ def _check_contents(
     def refuse(problem: str) -> None:
         raise ValueError(f"{path} is no session of this model: {problem}")
 
-    for name, least in (("tokens_seen", 0), ("chunk_size", 1)):
-        value = about.get(name)
+    most_seen: Any = about.get("most_seen", about.get("tokens_seen"))
+    for name, least in (("tokens_seen", 0), ("most_seen", 0), ("chunk_size", 1)):
+        value = most_seen if name == "most_seen" else about.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             refuse(f"{name} must be an integer from {least} on, got {value!r}")
     wanted = {"generator": torch.Generator().get_state()}
-    if about["tokens_seen"] > 0:
+    if most_seen > 0:
         wanted |= _states_of_a_token(model)
         if about.get("knows_next", True) is True:
             wanted["logits"] = torch.empty(model.config.vocab_size)
@@ -324,8 +335,8 @@ def _check_contents(
             refuse(f"{name} must have shape {expected}, got {list(x.shape)}")
         if floats and not bool(torch.isfinite(x).all()):
             refuse(f"{name} must be finite")
-        if name.endswith(".seen") and bool(((x < 0) | (x > about["tokens_seen"])).any()):
-            refuse(f"{name} must lie in 0..{about['tokens_seen']}, got {x.tolist()}")
+        if name.endswith(".seen") and bool(((x < 0) | (x > most_seen)).any()):
+            refuse(f"{name} must lie in 0..{most_seen}, got {x.tolist()}")
 
 
 @torch.no_grad()

@@ -24,8 +24,10 @@ from vort.lab.evaluation import (
 )
 from vort.lab.evaluation.suite import Job
 from vort.lab.tasks import MultiNeedle
-from vort.lab.tasks.haystack import Kit
+from vort.lab.tasks.corpus import Document
+from vort.lab.tasks.haystack import Kit, book_sentences
 from vort.lab.tasks.pieces import ByteCoder
+from vort.lab.tasks.question_files import Asked, Questions
 from vort.models import ByteTokenizer
 
 
@@ -93,6 +95,49 @@ def test_a_model_without_positions_left_says_so() -> None:
         write(GPT2LMHeadModel(config).eval(), np.zeros(60, dtype=np.int64), 4, piece=16)
 
 
+def test_a_table_of_positions_that_is_too_short_says_so_and_other_errors_are_their_own() -> None:
+    from transformers import BertConfig, BertLMHeadModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=259, max_position_embeddings=32, intermediate_size=16, **sizes)
+    with pytest.raises(ValueError, match="no position for so many tokens, 32 by its config"):
+        write(BertLMHeadModel(config).eval(), np.zeros(60, dtype=np.int64), 4)
+
+
+def test_tokens_that_a_model_does_not_have_are_told_apart_from_positions() -> None:
+    with pytest.raises(ValueError, match="the model has 32 tokens and the prompt token 200"):
+        write(model_of(vocab_size=32).eval(), np.array([3, 200]), 4)
+
+
+def test_a_model_without_past_reads_every_token_and_writes_the_likeliest() -> None:
+    """Token 0 is no padding, and what a model would rather have of `generate` is not asked for."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    ends = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": 3}
+    model = MambaForCausalLM(MambaConfig(vocab_size=50, **sizes, **ends)).eval()
+    with torch.no_grad():  # so that every token matters
+        for weight in model.parameters():
+            weight += 0.2 * torch.randn_like(weight)
+    prompt = torch.randint(50, (40,), generator=torch.Generator().manual_seed(1))
+    prompt[::3] = 0
+    read, expected = prompt[None], []
+    for _ in range(8):
+        with torch.no_grad():
+            expected.append(int(model(read).logits[0, -1].argmax()))
+        read = torch.cat([read, torch.tensor([[expected[-1]]])], 1)
+    assert write(model, prompt.numpy(), 8) == expected
+    own = model.generation_config
+    own.repetition_penalty, own.num_beams, own.do_sample = 5.0, 3, True
+    assert write(model, prompt.numpy(), 8) == expected
+    assert model.generation_config is own
+    assert (
+        write(model, prompt.numpy(), 8, stop=[expected[2]])
+        == expected[: expected.index(expected[2])]
+    )
+
+
 def test_a_model_that_finds_everything_scores_all_and_only_what_is_missing_is_done(
     tmp_path: Path,
 ) -> None:
@@ -135,6 +180,92 @@ def test_a_line_cut_short_is_done_again_and_other_settings_are_refused(tmp_path:
     file.write_text("\n".join([lines[0], "{}", lines[1]]))
     with pytest.raises(ValueError, match=r"samples.jsonl:2 is damaged"):
         run_suite(model, suite, tmp_path, samples=2, **options)
+
+
+def test_a_sample_named_twice_is_done_once(tmp_path: Path) -> None:
+    suite = NeedleSuite(Kit(ByteCoder()), needles=2)
+    options: dict[str, Any] = {"lengths": [1500, 1500], "tasks": ["one", "one"], "stop": [258]}
+    run_suite(Reader(suite), suite, tmp_path, samples=2, **options)
+    assert len(read_records(tmp_path / "samples.jsonl")[1]) == 2
+
+
+def test_what_cannot_be_made_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    suite = RulerSuite(Kit(ByteCoder()), questions={"qa_1": questions(3)})
+    options: dict[str, Any] = {"samples": 2}
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"fwe of 100 tokens: length must be at least \d+"):
+        run_suite(None, suite, out, lengths=[3000, 100], tasks=["fwe", "vt"], **options)
+    needed = suite.prompts.least("qa_1", 2) + suite.reserve("qa_1")
+    with pytest.raises(ValueError, match=rf"must be at least {needed} for the first 2 questions"):
+        write_prompts(suite, out, lengths=[needed - 1], tasks=["qa_1"], **options)
+    assert not out.exists()
+    write_prompts(suite, out, lengths=[needed], tasks=["qa_1"], **options)
+
+
+def questions(count: int, word: str = "thing") -> Questions:
+    documents = [f"Sentence {n} about a {word}. " * (n % 7 + 1) for n in range(60)]
+    asked = [Asked(f"Q{n}?", (word,), (n, n + 1)) for n in range(count)]
+    return Questions(documents, asked)
+
+
+def test_results_of_other_texts_or_questions_are_refused_and_new_tasks_are_added(
+    tmp_path: Path,
+) -> None:
+    def suite(word: str = "fox", **asked: Questions) -> RulerSuite:
+        text = f"The {word} sleeps. A day goes by! ".encode() * 40
+        essays = book_sentences([Document("a", text)], ByteCoder(), 4000)
+        return RulerSuite(Kit(ByteCoder()), essays, asked)
+
+    def run(suite: RulerSuite, *tasks: str) -> None:
+        run_suite(model, suite, tmp_path, lengths=[3000], tasks=tasks, samples=1)
+
+    model = model_of(vocab_size=259).eval()
+    run(suite(), "niah_single_2")
+    run(suite(qa_1=questions(3)), "niah_single_2", "qa_1")
+    run(suite(qa_2=questions(4)), "qa_2")
+    settings, records = read_records(tmp_path / "samples.jsonl")
+    assert len(records) == 3
+    assert set(settings["files"]) == {"qa_1", "qa_2"}
+    with pytest.raises(
+        ValueError, match=r"holds results with essays_digest = .* take another --out"
+    ):
+        run(suite("cat"), "niah_single_2")
+    with pytest.raises(ValueError, match="holds results with files of qa_1 = "):
+        run(suite(qa_1=questions(3, "dog")), "qa_1")
+
+
+def test_a_folder_without_results_is_of_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"suite": "ruler", "seed": 1}) + "\n")
+    suite = NeedleSuite(Kit(ByteCoder()), needles=2)
+    options: dict[str, Any] = {"lengths": [1500], "tasks": ["one"], "stop": [258]}
+    run_suite(Reader(suite), suite, tmp_path, samples=1, **options)
+    assert read_records(tmp_path / "samples.jsonl")[0]["seed"] == 42
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\x00\x1f\x8b", "samples.jsonl is no text in UTF-8"),
+        (b'{"seed": 1}\n{"task": "vt", "score": 1}\n{}\n', "samples.jsonl:2 is damaged"),
+        (b"[]\n", "samples.jsonl:1 is damaged"),
+    ],
+)
+def test_damaged_records_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "samples.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_records(tmp_path / "samples.jsonl")
+
+
+def test_an_answer_that_a_tokenizer_cannot_write_is_not_found_in_every_text(
+    tmp_path: Path,
+) -> None:
+    class NoDigits(ByteCoder):
+        def decode(self, tokens: Any) -> str:
+            return "".join(x for x in super().decode(tokens) if not x.isdigit())
+
+    suite = NeedleSuite(Kit(NoDigits()), needles=2)
+    with pytest.raises(ValueError, match="one: an answer is empty as the tokenizer writes it"):
+        run_suite(None, suite, tmp_path, lengths=[1500], samples=1)
 
 
 def test_samples_of_ruler_are_the_same_each_time_and_of_each_length() -> None:
@@ -192,6 +323,21 @@ def test_answers_are_counted_whole_by_depth_and_by_sequence() -> None:
     assert set(found) == {"0%", "100%", "all", "sequences"}
 
 
+def test_samples_apart_are_sequences_of_their_own() -> None:
+    task = MultiNeedle(length=256, mixed=(64,), apart=2, words=64)
+    model = nn.Sequential(
+        nn.Embedding(task.vocab_size, 4), nn.Linear(4, task.num_classes, bias=False)
+    )
+    found = exact_matches(model, task, "train", sequences=4, batch_size=2)
+    assert found["sequences"]["count"] == found["all"]["count"] == 4 * 256 / 64
+
+
+@pytest.mark.parametrize("depths", [(), (0.5, 1.5), (-0.1,)])
+def test_depths_of_needles_lie_in_the_text(depths: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"depths must lie in \[0, 1\]"):
+        NeedleSuite(Kit(ByteCoder()), depths=depths)
+
+
 def vort(*arguments: object, code: int = 0) -> str:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == code, done.output
@@ -243,6 +389,66 @@ def test_books_and_questions_come_from_the_folder_that_is_named(
     assert "no file *squad*.json" in vort(*base, "--tasks", "qa_1", "--out", out, code=2)
 
 
+def test_samples_with_books_do_not_depend_on_the_other_lengths(saved: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(30):
+        text = "".join(f"Day {n} of book {number} went by. " for n in range(3000))
+        (data / f"{number}.txt").write_text(text)
+    base = ("eval", "--suite", "ruler", "--model", saved, "--samples", 2, "--data", data)
+    base = (*base, "--tasks", "niah_single_2", "--prompts")
+    said = vort(*base, "--lengths", "2000", "--out", tmp_path / "short")
+    assert f"essays: texts of {data}" in said
+    vort(*base, "--lengths", "2000,9000", "--out", tmp_path / "both")
+    short, both = (
+        (tmp_path / name / "prompts.jsonl").read_text().splitlines() for name in ("short", "both")
+    )
+    assert short == both[:2]
+
+
+def test_what_the_haystack_is_made_of_is_said(saved: Path, tmp_path: Path) -> None:
+    base = ("eval", "--model", saved, "--samples", 1, "--prompts", "--lengths", "2000")
+    ruler = (*base, "--suite", "ruler", "--out", tmp_path / "ruler", "--tasks")
+    assert "essays: made sentences, no --data" in vort(*ruler, "niah_single_2")
+    assert "made sentences" not in vort(*ruler, "vt")
+    needles = (*base, "--suite", "multi_needle", "--out", tmp_path / "needles")
+    assert "haystack: made sentences, no .txt below" in vort(*needles, "--data", tmp_path)
+
+
+def test_a_model_trained_anew_in_its_folder_is_another(saved: Path, tmp_path: Path) -> None:
+    base = ("eval", "--suite", "ruler", "--model", saved, "--out", tmp_path / "out")
+    base = (*base, "--samples", 1, "--lengths", "1900", "--tasks", "fwe")
+    vort(*base)
+    vort(*base)
+    torch.manual_seed(1)
+    model = model_of(vocab_size=259)
+    with torch.no_grad():
+        model.lm_head.weight.add_(0.01)
+    model.save_pretrained(saved)
+    assert "holds results with fingerprint = " in vort(*base, code=2)
+
+
+def test_a_vocabulary_that_is_not_of_bytes_needs_a_tokenizer(tmp_path: Path) -> None:
+    base = ("eval", "--suite", "ruler", "--samples", 1, "--lengths", "1900", "--tasks", "fwe")
+    for size in (32, 700):
+        model_of(vocab_size=size).save_pretrained(tmp_path / f"of-{size}")
+        said = vort(*base, "--model", tmp_path / f"of-{size}", code=2)
+        assert f"has no tokenizer, and a vocabulary of {size} is not one of bytes" in said
+    model_of(vocab_size=259).save_pretrained(tmp_path / "bytes")
+    said = vort(*base, "--model", tmp_path / "bytes", "--out", tmp_path / "out")
+    assert "has no tokenizer: text is read as bytes" in said
+
+
+def test_damaged_weights_and_tokenizers_are_named(saved: Path, tmp_path: Path) -> None:
+    base = ("eval", "--suite", "ruler", "--model", saved, "--out", tmp_path / "out")
+    base = (*base, "--samples", 1, "--lengths", "1900", "--tasks", "fwe")
+    weights = saved / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "the weights in" in vort(*base, code=2)
+    (saved / "tokenizer_config.json").write_text("{")
+    assert "no tokenizer can be read from" in vort(*base, code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -252,6 +458,12 @@ def test_books_and_questions_come_from_the_folder_that_is_named(
         (("--suite", "ruler", "--model", "nowhere"), "no such folder: nowhere"),
         (("--suite", "ruler", "--model", "x", "--lengths", "4k"), "--lengths takes whole numbers"),
         (("--suite", "ruler", "--model", "x", "--piece", "0"), "--piece must be at least 1, got 0"),
+        (("--suite", "ruler", "--model", "x", "--lengths", "4096.5"), "takes whole numbers"),
+        (("--suite", "ruler", "--model", "x", "--lengths", "1e30"), "takes whole numbers"),
+        (
+            ("--suite", "ruler", "--model", "x", "--prompts", "--piece", "5"),
+            "--piece is for answers, and has no effect on --prompts",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(arguments: tuple[str, ...], message: str) -> None:

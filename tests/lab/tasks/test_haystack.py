@@ -26,7 +26,15 @@ from vort.lab.tasks.pieces import (
     word_lists,
 )
 from vort.lab.tasks.question_files import Asked, Questions
-from vort.lab.tasks.ruler import GENERATED, NIAH, RULER, SYNTHETIC, RulerPrompts, ruler_score
+from vort.lab.tasks.ruler import (
+    GENERATED,
+    NIAH,
+    RULER,
+    SYNTHETIC,
+    RulerPrompts,
+    ruler_score,
+    split_prompt,
+)
 from vort.lab.tasks.task import stream
 
 TOKENS = ("bytes", "words")
@@ -276,6 +284,26 @@ def test_frequent_words_follow_zipf() -> None:
     assert abs(counts[top[1]] / counts[top[3]] - 4.0) < 0.05
 
 
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_frequent_words_are_three_answers_wherever_they_stand(tokens: str) -> None:
+    """Two that stood side by side in the text would count as one."""
+    task = Ruler(kind="fwe", length=1024, tokens=tokens, test_sequences=200)  # type: ignore[arg-type]
+    batch = task.batch("test", range(200))
+    found = answers_right(batch, batch["labels"])
+    assert found[:, 0].bincount().tolist() == [3] * 200
+    asked = batch["labels"] != IGNORED
+    rows = asked.nonzero(as_tuple=True)[0]
+    sources = batch["sources"][asked].long()
+    assert torch.equal(batch["input_ids"][rows, sources], batch["labels"][asked])
+
+
+def test_first_places_are_taken_that_do_not_touch() -> None:
+    places = [np.array(each) for each in ([3, 8, 9], [4, 6], [5, 20])]
+    assert published._apart(places) == [3, 6, 5]
+    assert published._apart([np.array([2, 7]), np.array([3]), np.array([9])]) == [7, 3, 9]
+    assert published._apart([np.array([2]), np.array([3]), np.array([4])]) == [2, 3, 4]
+
+
 def test_variables_of_a_chain_are_defined_one_by_the_other() -> None:
     sample = RulerPrompts(Kit(ByteCoder())).sample("vt", np.random.default_rng(0), 8000, 30)
     text = ByteCoder().decode(sample.prompt)
@@ -305,6 +333,65 @@ def test_gold_documents_are_always_there_and_all_are_numbered(subwords: HuggingF
         prompts.sample("qa_2", np.random.default_rng(0), 10**6, 32, index=0)
     with pytest.raises(ValueError, match="needs a file of questions"):
         prompts.sample("qa_1", np.random.default_rng(0), 4096, 32)
+
+
+def test_documents_end_with_an_empty_line_the_one_that_is_cut_too() -> None:
+    prompts = RulerPrompts(Kit(ByteCoder()), questions={"qa_1": questions()})
+    for length in range(4000, 4040, 3):
+        rng = np.random.default_rng(length)
+        sample = prompts.sample("qa_1", rng, length, 32, index=0)
+        assert len(sample.prompt) == length - 32
+        text = ByteCoder().decode(sample.prompt)
+        titles = text.split("Document ")[1:]
+        assert all(one.endswith("\n\n") for one in titles[:-1])
+        assert [one.split(":")[0] for one in titles] == [f"{i + 1}" for i in range(len(titles))]
+
+
+def words_without_lines() -> object:
+    """Lower case, no ends of lines, spaces around marks: a tokenizer that keeps little."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=900, special_tokens=["[UNK]"], show_progress=False
+    )
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    every = [f"{a}{b} {b}" for a in letters for b in letters]
+    inner.train_from_iterator(
+        [*every, published._LIST, published.NOISE, ": = ( ) ? , ' -"], trainer
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]")
+
+
+@pytest.mark.parametrize("task", RULER)
+def test_lengths_are_exact_where_a_tokenizer_has_no_ends_of_lines(task: str) -> None:
+    coder = HuggingFaceCoder(words_without_lines())
+    assert not len(coder.encode("\n"))
+    prompts = RulerPrompts(Kit(coder), questions={"qa_1": questions(), "qa_2": questions(41)})
+    for length in (4096, 5003):
+        rng = stream(42, task, "test", length)
+        sample = prompts.sample(task, rng, length, GENERATED[task], index=1)
+        assert len(sample.prompt) + GENERATED[task] == length
+        read, begins = split_prompt(task, coder.decode(sample.prompt))
+        assert begins.startswith("the special magic" if task in NIAH else "answer")
+        assert len(begins) < 600 < len(read)
+
+
+def test_a_prompt_that_a_tokenizer_does_not_give_back_is_said() -> None:
+    with pytest.raises(ValueError, match="does not give back the prompt of vt"):
+        split_prompt("vt", "nothing of it")
+
+
+def test_words_that_are_too_few_are_called_by_their_setting() -> None:
+    task = Ruler(kind="fwe", length=4096, few_keys=32)
+    with pytest.raises(ValueError, match="few_keys must allow for more than"):
+        task.batch("test", [0])
+    with pytest.raises(ValueError, match=r"^words must allow for more than"):
+        Ruler(kind="fwe", length=8192, words=64).batch("test", [0])
 
 
 def test_mixed_lengths_fill_training_sequences_only() -> None:

@@ -241,6 +241,14 @@ def test_wikihop_asks_for_a_candidate_and_keeps_the_end_of_long_documents(tmp_pa
     assert answers_right(batch, batch["labels"]).tolist() == [[0, 0, 1]]
 
 
+def test_wikihop_needs_a_question_to_train_on_and_one_to_validate(tmp_path: Path) -> None:
+    wikihop_files(tmp_path)
+    first = json.loads((tmp_path / "train.json").read_text())[:1]
+    (tmp_path / "train.json").write_text(json.dumps(first))
+    with pytest.raises(ValueError, match="must have two training questions or more"):
+        WikiHop(source=str(tmp_path)).size("train")
+
+
 def test_squad_and_hotpotqa_are_read_as_published(tmp_path: Path) -> None:
     answer = {"text": "Paris", "answer_start": 0}
     asked = [
@@ -301,6 +309,38 @@ def test_a_candidate_must_be_the_answer(tmp_path: Path) -> None:
     one = {"query": "q x", "answer": "a", "candidates": ["b"], "supports": ["c"]}
     path.write_text(json.dumps([one]))
     with pytest.raises(ValueError, match="the answer 'a' is no candidate"):
+        read_wikihop(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": ""}, "an answer is empty"),
+        ({"answer": " \n"}, "an answer is empty"),
+        ({"answer": None}, "must be texts, got NoneType"),
+        ({"question": 3}, "must be texts, got int"),
+        ({"question": "\ud800"}, "surrogates not allowed"),
+        ({"context": [["A", ["\ud800"]]]}, "surrogates not allowed"),
+        ({"context": [["A"]]}, "not enough values"),
+        ({"context": 5}, "is no file of HotpotQA"),
+    ],
+)
+def test_questions_and_answers_are_texts_that_say_something(
+    tmp_path: Path, change: dict, message: str
+) -> None:
+    path = tmp_path / "hotpot.json"
+    one = {"question": "Q?", "answer": "yes", "context": [["A", ["One. "]]], **change}
+    path.write_text(json.dumps([one]))
+    with pytest.raises(ValueError, match=message) as problem:
+        read_hotpotqa(path)
+    assert str(problem.value).startswith(f"{path} is no file of HotpotQA: ")
+    assert "\n" not in str(problem.value)
+
+
+def test_a_number_of_too_many_digits_is_named_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text("[" + "1" * 5000 + "]")
+    with pytest.raises(ValueError, match=r"dev.json is no JSON: Exceeds the limit"):
         read_wikihop(path)
 
 

@@ -45,6 +45,14 @@ _OF_SUITES = {
     "prompts": "",
     "device": "",
 }
+# Options that write no prompts.
+_OF_MODELS = {"piece": "", "device": ""}
+# Characters of books that are read, whatever lengths are asked for: samples do not depend on them.
+_BOOKS = 5 << 20
+# Any of these is a tokenizer's.
+_TOKENIZERS = ("tokenizer*", "*.model", "vocab.*", "*vocab*.txt")
+# Bytes of a file that is read whole to know it again.
+_SMALL = 64 << 20
 # Seconds between lines where no bar can be drawn.
 _EVERY = 10.0
 
@@ -112,6 +120,8 @@ def evaluate(
     if run is not None or model is None:
         raise typer.BadParameter("--suite needs --model DIR, and no run")
     _refuse_given(ctx, _OF_RUNS, "a run", "--suite")
+    if prompts:
+        _refuse_given(ctx, _OF_MODELS, "answers", "--prompts")
     if suite != "multi_needle":
         _refuse_given(ctx, {"needles": ""}, "--suite multi_needle", f"--suite {suite}")
     check_seed(seed)
@@ -223,10 +233,11 @@ def _print(title: str, headings: tuple[str, ...], rows: list[list[str]]) -> None
 
 def _read_lengths(given: str) -> list[int]:
     try:
-        found = [int(float(part)) for part in given.split(",")]
-    except (ValueError, OverflowError):
-        found = []
-    if not found or min(found) < 1:
+        numbers = [float(part) for part in given.split(",")]
+        found = [int(number) for number in numbers if number.is_integer() and 1 <= number < 2**31]
+    except ValueError:
+        numbers, found = [], []
+    if not found or len(found) < len(numbers):
         raise typer.BadParameter(f"--lengths takes whole numbers by commas, got {given!r}")
     return found
 
@@ -237,18 +248,22 @@ def _evaluate_suite(
     from vort.lab.commands import read_names
     from vort.lab.evaluation import run_suite, write_prompts
 
-    loaded, tokenizer, about = _load(model, device)
+    place, device = find_model(model), read_device(device)
+    quiet_libraries()
+    tokenizer = _load_tokenizer(place)
     suite = _suite(name, tokenizer, options)
     tasks = read_names(options["tasks"], "--tasks", suite.tasks)
     asked = {"lengths": options["lengths"], "tasks": tasks, "samples": options["samples"]}
     if options["prompts"]:
         typer.echo(f"prompts: {write_prompts(suite, out, **asked)}")
         return
-    limit = getattr(loaded.config, "max_position_embeddings", None)
+    loaded, about = _load_model(model, place, device)
+    limit = getattr(loaded.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and max(options["lengths"]) > limit:
         typer.echo(f"{model} is made for {limit:,} tokens at most, by its config", err=True)
     if getattr(loaded.config, "memory", None) is not None:
         say_horizon(loaded, max(options["lengths"]))
+    watch = _Watch()
     found = run_suite(
         loaded,
         suite,
@@ -257,38 +272,72 @@ def _evaluate_suite(
         stop=_ends(loaded, tokenizer),
         piece=options["piece"],
         about=about,
-        watch=_Watch(),
+        watch=watch,
     )
+    watch.end()
     _show_suite(name, found)
     typer.echo(f"results: {out / 'summary.json'}")
 
 
-def _load(name: str, device: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Any causal model and its tokenizer; bytes where a folder has none. And which it is."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _load_tokenizer(place: str) -> Any:
+    """A model's tokenizer; bytes where a folder has none and its vocabulary is one of bytes."""
+    from transformers import AutoConfig, AutoTokenizer
 
     from vort.models import ByteTokenizer
 
-    place, device = find_model(name), read_device(device)
-    quiet_libraries()
-    loaded: Any = AutoModelForCausalLM.from_pretrained(place)
+    folder = Path(place)
+    if not folder.is_dir() or any(any(folder.glob(name)) for name in _TOKENIZERS):
+        try:
+            return AutoTokenizer.from_pretrained(place)
+        except Exception as problem:  # of as many kinds as there are tokenizers
+            raise ValueError(f"no tokenizer can be read from {place}: {problem}") from problem
+    size = AutoConfig.from_pretrained(place).get_text_config().vocab_size
+    tokenizer = ByteTokenizer()
+    if not tokenizer.vocab_size <= size <= len(tokenizer):
+        raise ValueError(
+            f"{place} has no tokenizer, and a vocabulary of {size:,} is not one of bytes"
+        )
+    typer.echo(f"{place} has no tokenizer: text is read as bytes", err=True)
+    return tokenizer
+
+
+def _load_model(name: str, place: str, device: str) -> tuple[Any, dict[str, Any]]:
+    """Any causal model in evaluation mode, and which it is."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(place)
+    except SafetensorError as problem:
+        raise ValueError(f"the weights in {place} are damaged: {problem}") from problem
     loaded.eval()
     loaded.to(torch.device(device))
     folder = Path(place)
-    own = folder.is_dir() and not (folder / "tokenizer_config.json").is_file()
-    tokenizer: Any = ByteTokenizer() if own else AutoTokenizer.from_pretrained(place)
-    about = {"model": Path(name).name or name}
-    if folder.is_dir():
-        sizes = sorted((f.name, f.stat().st_size) for f in folder.glob("*.safetensors"))
-        text = (folder / "config.json").read_bytes() + repr(sizes).encode()
-        about["fingerprint"] = sha256(text).hexdigest()[:12]
-    return loaded, tokenizer, about
+    if not folder.is_dir():
+        return loaded, {"model": name}
+    return loaded, {"model": Path(name).name or name, "fingerprint": _fingerprint(folder)}
+
+
+def _fingerprint(folder: Path) -> str:
+    """Changes when a model or its tokenizer does; of large files, by 4 KiB of each MiB."""
+    found = sha256()
+    kinds = ("config.json", *_TOKENIZERS, "merges.txt", "*.safetensors", "*.bin")
+    for path in sorted({path for kind in kinds for path in folder.glob(kind) if path.is_file()}):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for place in range(0, size, 1 << 20):
+                file.seek(place)
+                found.update(file.read(1 << 20 if size < _SMALL else 1 << 12))
+    return found.hexdigest()[:12]
 
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:
     """Tokens that end a text."""
-    found = [tokenizer.eos_token_id, model.config.eos_token_id]
+    config, own = model.config, getattr(model, "generation_config", None)
+    settings = (tokenizer, config, config.get_text_config(), own)
+    found = [getattr(each, "eos_token_id", None) for each in settings]
     flat = [x for each in found for x in (each if isinstance(each, list) else [each])]
     return sorted({x for x in flat if x is not None})
 
@@ -299,6 +348,7 @@ def _suite(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
     from vort.lab.tasks.corpus import load_corpus
     from vort.lab.tasks.haystack import Kit, book_sentences
     from vort.lab.tasks.pieces import ByteCoder, HuggingFaceCoder
+    from vort.lab.tasks.ruler import ESSAYS
     from vort.models import ByteTokenizer
 
     plain = isinstance(tokenizer, ByteTokenizer)
@@ -307,9 +357,12 @@ def _suite(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
     data, books = options["data"], books_of(options["data"])
     haystack = None
     if books is not None and any(books.rglob("*.txt")):
-        # Characters enough for four haystacks of tokens of five characters each.
-        most = 20 * max(options["lengths"])
-        haystack = book_sentences(load_corpus(str(books))["test"], coder, most)
+        haystack = book_sentences(load_corpus(str(books))["test"], coder, _BOOKS)
+    why = "no --data" if books is None else f"no .txt below {books}"
+    what = f"texts of {books}" if haystack is not None else f"made sentences, {why}"
+    asked = options["tasks"] or ",".join(ESSAYS)
+    if name == "multi_needle" or any(task.strip() in ESSAYS for task in asked.split(",")):
+        typer.echo(f"{'haystack' if name == 'multi_needle' else 'essays'}: {what}", err=True)
     if name == "multi_needle":
         return NeedleSuite(kit, haystack, options["needles"], seed=options["seed"])
     wanted = None if options["tasks"] is None else options["tasks"].split(",")
@@ -346,7 +399,7 @@ def _questions(data: Path | None, wanted: list[str] | None) -> dict[str, Any]:
 
 
 class _Watch:
-    """How far a suite is: a line each few seconds, at the end of every task and of all."""
+    """How far a suite is: a line each few seconds and at the end."""
 
     def __init__(self) -> None:
         self.begun = self.said = monotonic()
@@ -364,9 +417,14 @@ class _Watch:
         left = in_words((now - self.begun) / self.done * (total - number))
         line = f"{number:,}/{total:,}  {record['task']} at {record['length']:,}  {left} left"
         if is_terminal(sys.stderr):
-            typer.echo(f"\r{line:<78}", err=True, nl=number == total)
+            typer.echo(f"\r{line:<78}", err=True, nl=False)
         else:
             typer.echo(line, err=True)
+
+    def end(self) -> None:
+        """Leave the line that was written again and again."""
+        if self.done and is_terminal(sys.stderr):
+            typer.echo(err=True)
 
 
 def _show_suite(name: str, found: Mapping[str, Any]) -> None:

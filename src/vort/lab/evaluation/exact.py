@@ -44,7 +44,9 @@ def exact_matches(
         found = answers_right(batch, _predicted(scorer, batch))
         for bucket, right in found[:, 1:].tolist():
             buckets.setdefault(bucket, []).append(right)
-        rows += [bool(found[found[:, 0] == row, 2].all()) for row in range(len(indices))]
+        # Samples that stand apart are rows of their own.
+        whole = range(len(batch["input_ids"]))
+        rows += [bool(found[found[:, 0] == row, 2].all()) for row in whole]
     model.train(training)
     named = {task.bucket_names[bucket]: buckets[bucket] for bucket in sorted(buckets)}
     named["all"] = [right for found in buckets.values() for right in found]

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -14,7 +14,7 @@ from vort.files import write_atomically
 from vort.lab.evaluation.writing import PIECE, write
 from vort.lab.tasks.haystack import Haystack, Kit, MadeSentences, Sample
 from vort.lab.tasks.multi_needle import needle_sample
-from vort.lab.tasks.question_files import Questions
+from vort.lab.tasks.question_files import Questions, read_text
 from vort.lab.tasks.ruler import GENERATED, RULER, RulerPrompts, ruler_score, split_prompt
 from vort.lab.tasks.task import stream
 
@@ -81,6 +81,13 @@ class Suite(ABC):
         """Samples that a task has at most."""
         return None
 
+    def check(self, task: str, length: int, samples: int) -> None:
+        """Raise where one of the first samples cannot be made so short or so long."""
+        try:
+            self.sample(Job(task, length, 0))
+        except ValueError as problem:
+            raise ValueError(f"{task} of {length:,} tokens: {problem}") from problem
+
     def split(self, task: str, text: str) -> tuple[str, str]:
         """A prompt, and the words of it that an answer begins with."""
         return text, ""
@@ -88,6 +95,10 @@ class Suite(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What the samples depend on, ready for JSON."""
+
+    def files(self) -> dict[str, str]:
+        """What files the samples of a task come from, by a hash, where they come from any."""
+        return {}
 
 
 class RulerSuite(Suite):
@@ -109,8 +120,7 @@ class RulerSuite(Suite):
         questions: Mapping[str, Questions] | None = None,
         seed: int = 42,
     ) -> None:
-        self.kit, self.seed = kit, seed
-        self.books = essays is not None
+        self.kit, self.seed, self.essays = kit, seed, essays
         self.questions = dict(questions or {})
         self.prompts = RulerPrompts(kit, essays, self.questions)
 
@@ -140,10 +150,26 @@ class RulerSuite(Suite):
         """Questions that there are."""
         return len(self.questions[task].asked) if task in self.questions else None
 
+    def check(self, task: str, length: int, samples: int) -> None:
+        """See `Suite.check`; of questions, all have to fit with their documents."""
+        if task in self.questions:
+            count = min(samples, len(self.questions[task].asked))
+            least = self.prompts.least(task, count) + self.reserve(task)
+            if length < least:
+                raise ValueError(
+                    f"{task} of {length:,} tokens: length must be at least {least:,} for the "
+                    f"first {count} questions with their documents"
+                )
+        super().check(task, length, samples)
+
     def settings(self) -> dict[str, Any]:
         """See `Suite.settings`."""
-        haystack = "books" if self.books else "made sentences"
-        return {"suite": self.name, "seed": self.seed, "words": self.kit.source, "essays": haystack}
+        found = {"suite": self.name, "seed": self.seed, "words": self.kit.source}
+        return {**found, **_known_by("essays", self.essays)}
+
+    def files(self) -> dict[str, str]:
+        """See `Suite.files`."""
+        return {task: questions.digest for task, questions in sorted(self.questions.items())}
 
 
 class NeedleSuite(Suite):
@@ -169,8 +195,10 @@ class NeedleSuite(Suite):
     ) -> None:
         if needles < 1:
             raise ValueError(f"needles must be at least 1, got {needles}")
+        if not depths or not all(0 <= depth <= 1 for depth in depths):
+            raise ValueError(f"depths must lie in [0, 1], got {[*depths]}")
         self.kit, self.needles, self.depths, self.seed = kit, needles, tuple(depths), seed
-        self.books = haystack is not None
+        self.books = haystack
         self.haystack = MadeSentences(kit.coder) if haystack is None else haystack
 
     @property
@@ -206,9 +234,16 @@ class NeedleSuite(Suite):
 
     def settings(self) -> dict[str, Any]:
         """See `Suite.settings`."""
-        haystack = "books" if self.books else "made sentences"
         found: dict[str, Any] = {"suite": self.name, "seed": self.seed, "words": self.kit.source}
-        return {**found, "haystack": haystack, "needles": self.needles, "depths": [*self.depths]}
+        found |= _known_by("haystack", self.books)
+        return {**found, "needles": self.needles, "depths": [*self.depths]}
+
+
+def _known_by(name: str, haystack: Haystack | None) -> dict[str, str]:
+    """What a haystack is, for settings: of texts, which ones."""
+    if haystack is None:
+        return {name: "made sentences"}
+    return {name: "books", f"{name}_digest": haystack.digest}
 
 
 def run_suite(
@@ -241,18 +276,18 @@ def run_suite(
         about: what else results depend on, such as the model.
         watch: told after each sample how many are done, of how many, and the record.
     """
-    jobs = [*_jobs(suite, lengths, tasks or suite.tasks, samples)]
+    jobs = _jobs(suite, lengths, tasks or suite.tasks, samples)
     settings = {**suite.settings(), **(about or {})}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RECORDS
-    records = _resumed(path, settings)
+    records = _resumed(path, settings, suite.files())
     done = {(one["task"], one["length"], one["index"]) for one in records}
     coder = suite.kit.coder
     with path.open("a", encoding="utf-8") as file:
         for number, job in enumerate(jobs, 1):
             if job.key in done:
                 continue
-            sample = suite.sample(job)
+            sample = _made(suite, job)
             tokens = write(model, sample.prompt, suite.reserve(job.task), stop=stop, piece=piece)
             said = coder.decode(np.array(_known(tokens, coder.size), dtype=np.int64))
             record = {
@@ -285,11 +320,12 @@ def write_prompts(
     samples: int = 500,
 ) -> Path:
     """All prompts as documents of lm_eval's ruler tasks, a line each: FOLDER/prompts.jsonl."""
+    jobs = _jobs(suite, lengths, tasks or suite.tasks, samples)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PROMPTS
     with path.open("w", encoding="utf-8") as file:
-        for job in _jobs(suite, lengths, tasks or suite.tasks, samples):
-            sample = suite.sample(job)
+        for job in jobs:
+            sample = _made(suite, job)
             read, begins = suite.split(job.task, suite.kit.coder.decode(sample.prompt))
             document = {
                 "task": job.task,
@@ -309,26 +345,41 @@ def _known(tokens: Sequence[int], size: int) -> list[int]:
     return [token for token in tokens if token < size]
 
 
-def _jobs(
-    suite: Suite, lengths: Sequence[int], tasks: Sequence[str], samples: int
-) -> Iterator[Job]:
+def _jobs(suite: Suite, lengths: Sequence[int], tasks: Sequence[str], samples: int) -> list[Job]:
+    """Every sample once, all of them sure to be there: better said now than after hours."""
     if samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
-    for length in lengths:
-        for task in tasks:
+    found = []
+    for length in dict.fromkeys(lengths):
+        for task in dict.fromkeys(tasks):
+            suite.check(task, length, samples)
             limit = suite.limit(task)
-            for index in range(samples if limit is None else min(samples, limit)):
-                yield Job(task, length, index)
+            count = samples if limit is None else min(samples, limit)
+            found += [Job(task, length, index) for index in range(count)]
+    return found
+
+
+def _made(suite: Suite, job: Job) -> Sample:
+    """A sample with something to be found: nothing is in every text."""
+    sample = suite.sample(job)
+    if not all(each.strip() for each in sample.expected):
+        raise ValueError(
+            f"{job.task}: an answer is empty as the tokenizer writes it, {sample.expected}"
+        )
+    return sample
+
+
+_RECORD = {"task", "length", "index", "score", "said", "expected", "depths"}
 
 
 def read_records(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Settings and samples of a file; a last line that was not finished is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path).splitlines()
     found = []
     for number, line in enumerate(lines, 1):
         try:
             one = json.loads(line)
-            if not isinstance(one, dict) or (number > 1 and not {"task", "score"} <= one.keys()):
+            if not isinstance(one, dict) or (number > 1 and not one.keys() >= _RECORD):
                 raise ValueError("no record")
         except ValueError as problem:
             if number == len(lines) > 1:
@@ -338,19 +389,30 @@ def read_records(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return found[0], found[1:]
 
 
-def _resumed(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Samples of a file with the same settings, which is there and clean from now on."""
+def _resumed(path: Path, settings: dict[str, Any], files: dict[str, str]) -> list[dict[str, Any]]:
+    """Samples of a file with the same settings, which is there and clean from now on.
+
+    files: of tasks, of which a file of samples may know others.
+    """
     records: list[dict[str, Any]] = []
-    if path.exists() and path.stat().st_size:
+    if path.exists() and (not path.is_file() or path.stat().st_size):
         before, records = read_records(path)
+        known = before.pop("files", {})
         plain = json.loads(json.dumps(settings))
-        for name in {**before, **plain}:
-            if before.get(name) != plain.get(name):
+        changed = [
+            *((name, before.get(name), plain.get(name)) for name in {**before, **plain}),
+            *((f"files of {task}", known[task], files[task]) for task in known if task in files),
+        ]
+        # Where nothing was finished, nothing is of other settings.
+        for name, then, now in changed if records else ():
+            if then != now:
                 raise ValueError(
-                    f"{path.parent} holds results with {name} = {before.get(name)!r}, not "
-                    f"{plain.get(name)!r}: take another --out"
+                    f"{path.parent} holds results with {name} = {then!r}, not {now!r}: "
+                    "take another --out"
                 )
-    text = "".join(json.dumps(one) + "\n" for one in (settings, *records))
+        files = {**known, **files} if records else files
+    first = {**settings, "files": files} if files else settings
+    text = "".join(json.dumps(one) + "\n" for one in (first, *records))
     write_atomically(path, text)
     return records
 

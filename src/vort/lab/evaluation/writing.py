@@ -32,6 +32,7 @@ def write(
     """
     if piece < 1:
         raise ValueError(f"piece must be at least 1, got {piece}")
+    _check_known(model, prompt)
     names = inspect.signature(model.forward).parameters
     tokens = torch.from_numpy(prompt)[None].to(next(model.parameters()).device)
     if "past_key_values" not in names:
@@ -57,19 +58,46 @@ def write(
     return written
 
 
+def _check_known(model: Any, prompt: Integers) -> None:
+    """Raise where a model has no embedding for a token."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    size = getattr(embedding, "num_embeddings", None)
+    if size is not None and len(prompt) and int(prompt.max()) >= size:
+        raise ValueError(
+            f"the model has {size:,} tokens and the prompt token {int(prompt.max()):,}: is this "
+            "its tokenizer?"
+        )
+
+
 def _read(model: Any, tokens: Tensor, cache: Any, options: dict[str, Any]) -> Any:
     try:
         return model(input_ids=tokens, past_key_values=cache, **options)
-    except IndexError as problem:  # of a table of positions
+    except (IndexError, RuntimeError) as problem:  # of a table of positions
         most = getattr(model.config, "max_position_embeddings", None)
+        seen = tokens.shape[1] + (0 if cache is None else cache.get_seq_length())
+        full = isinstance(problem, torch.OutOfMemoryError)
+        if isinstance(problem, RuntimeError) and (full or most is None or seen <= most):
+            raise
         known = "" if most is None else f", {most:,} by its config"
         raise ValueError(f"the model has no position for so many tokens{known}") from problem
 
 
 def _at_once(model: Any, tokens: Tensor, most: int, stop: Collection[int]) -> list[int]:
-    ends = sorted(stop) or None
-    whole = model.generate(
-        tokens, max_new_tokens=most, do_sample=False, eos_token_id=ends, pad_token_id=0
-    )
+    from transformers import GenerationConfig
+
+    plain: Any = GenerationConfig()  # type: ignore[no-untyped-call]
+    # A model's own settings of `generate` (beams, penalties, an end) are not what is asked for.
+    own, model.generation_config = model.generation_config, plain
+    try:
+        whole = model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),  # or tokens like the padding's would be masked
+            max_new_tokens=most,
+            do_sample=False,
+            eos_token_id=sorted(stop) or None,
+            pad_token_id=0,
+        )
+    finally:
+        model.generation_config = own
     written: list[int] = whole[0, tokens.shape[1] :].tolist()
     return written[: next((i for i, t in enumerate(written) if t in stop), len(written))]

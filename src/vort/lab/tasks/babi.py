@@ -146,6 +146,8 @@ class WikiHop(Task):
         held = [number % HELD_OUT == 0 for number in range(len(train.asked))]
         kept = [one for one, out in zip(train.asked, held, strict=True) if not out]
         out = [one for one, out in zip(train.asked, held, strict=True) if out]
+        if not kept:
+            raise ValueError(f"{folder} must have two training questions or more: one validates")
         return {
             "train": Questions(train.documents, kept),
             "validation": Questions(train.documents, out),

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -99,6 +100,11 @@ class Haystack(ABC):
         The first sentence is cut where that many tokens begin.
         """
 
+    @property
+    def digest(self) -> str:
+        """A short hash of what it is made of."""
+        return type(self).__name__
+
 
 def _cut(lines: Pool, count: int) -> tuple[Integers, Integers]:
     """The last `count` tokens of lines, and where lines begin or end there."""
@@ -179,6 +185,11 @@ class Sentences(Haystack):
         self.tokens, self.begins = sentences.joined(), _begins(sentences.lengths)
         if not len(self.tokens):
             raise ValueError("the haystack's texts have no sentence in them")
+
+    @cached_property
+    def digest(self) -> str:
+        """A short hash of all sentences."""
+        return sha256(self.tokens.tobytes() + self.begins.tobytes()).hexdigest()[:16]
 
     def cut(self, rng: np.random.Generator, count: int) -> tuple[Integers, Integers]:
         """See `Haystack.cut`."""
@@ -294,7 +305,8 @@ class Kit:
         unique = count if asked is None else asked
         if isinstance(self.coder, WordCoder):
             most = min(x for x in (self.few_keys, len(self.words)) if x is not None)
-            return self.words.take(_with_unique(rng, most, count, unique, "words"))
+            of = "words" if most == len(self.words) else "few_keys"
+            return self.words.take(_with_unique(rng, most, count, unique, of))
         first, second = self._halves
         drawn = _with_unique(rng, len(first) * len(second), count, unique)
         return weave(first.take(drawn // len(second)), second.take(drawn % len(second)))

@@ -6,6 +6,7 @@ Files are the user's. What is wrong with one is said in a line that names it.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ class Questions:
     documents: list[str]
     asked: list[Asked]
 
+    @property
+    def digest(self) -> str:
+        """A short hash of all of them."""
+        return sha256(repr((self.documents, self.asked)).encode()).hexdigest()[:16]
+
 
 def read_text(path: Path) -> str:
     """The text of a file that must be one."""
@@ -62,9 +68,10 @@ def read_text(path: Path) -> str:
 
 def read_json(path: Path) -> Any:
     """What a file of JSON holds."""
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as problem:
+        return json.loads(text)
+    except (ValueError, RecursionError) as problem:  # numbers of too many digits are no syntax
         raise ValueError(f"{path} is no JSON: {problem}") from problem
 
 
@@ -97,10 +104,10 @@ def _squad(data: Any) -> Questions:
         for paragraph in article["paragraphs"]:
             gold = number[paragraph["context"]]
             for question in paragraph["qas"]:
-                answers = tuple(str(answer["text"]) for answer in question["answers"])
-                if answers and not question.get("is_impossible", False):
+                if question["answers"] and not question.get("is_impossible", False):
+                    answers = tuple(_answer(answer["text"]) for answer in question["answers"])
                     near = tuple(sorted(about - {gold}))
-                    asked.append(Asked(str(question["question"]), answers, (gold,), near))
+                    asked.append(Asked(_text(question["question"]), answers, (gold,), near))
     return Questions(documents, asked)
 
 
@@ -114,13 +121,13 @@ def read_hotpotqa(path: Path) -> Questions:
 
 def _hotpotqa(data: Any) -> Questions:
     def texts(one: Any) -> list[str]:
-        return [f"{title}\n{''.join(sentences)}" for title, sentences in one["context"]]
+        return [f"{_text(title)}\n{''.join(parts)}" for title, parts in one["context"]]
 
     documents, number = _numbered(text for one in data for text in texts(one))
     asked = [
         Asked(
-            str(one["question"]),
-            (str(one["answer"]),),
+            _text(one["question"]),
+            (_answer(one["answer"]),),
             tuple(dict.fromkeys(number[text] for text in texts(one))),
         )
         for one in data
@@ -137,17 +144,17 @@ def read_wikihop(path: Path) -> Questions:
 
 
 def _wikihop(data: Any) -> Questions:
-    documents, number = _numbered(str(text) for one in data for text in one["supports"])
+    documents, number = _numbered(text for one in data for text in one["supports"])
     asked = []
     for one in data:
-        candidates = tuple(map(str, one["candidates"]))
-        if one["answer"] not in candidates:
+        candidates = tuple(map(_text, one["candidates"]))
+        if _answer(one["answer"]) not in candidates:
             raise ValueError(f"the answer {one['answer']!r} is no candidate")
-        gold = tuple(dict.fromkeys(number[str(text)] for text in one["supports"]))
+        gold = tuple(dict.fromkeys(number[text] for text in one["supports"]))
         # "place_of_birth jane doe" asks for the place of birth of jane doe.
-        relation, _, subject = str(one["query"]).partition(" ")
+        relation, _, subject = _text(one["query"]).partition(" ")
         question = f"{relation.replace('_', ' ')} of {subject}"
-        asked.append(Asked(question, (str(one["answer"]),), gold, candidates=candidates))
+        asked.append(Asked(question, (one["answer"],), gold, candidates=candidates))
     return Questions(documents, asked)
 
 
@@ -171,5 +178,14 @@ def _numbered(texts: Any) -> tuple[list[str], dict[str, int]]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"a document must be a text, got {type(value).__name__}")
+        raise TypeError(f"documents and questions must be texts, got {type(value).__name__}")
+    value.encode()  # half a pair of surrogates, which JSON can spell, is no text
     return value
+
+
+def _answer(value: Any) -> str:
+    """An answer that says something: nothing is found in every text."""
+    text = _text(value)
+    if not text.strip():
+        raise ValueError("an answer is empty")
+    return text

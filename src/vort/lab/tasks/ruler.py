@@ -5,6 +5,7 @@ every prompt has exactly the length that is asked for, with the tokens that are 
 answer: the text is cut at its beginning, or the last of what fills it is cut to fit.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -25,11 +26,12 @@ from vort.lab.tasks.haystack import (
     hide,
 )
 from vort.lab.tasks.pieces import ByteCoder, Coder, Pool, WordCoder, weave
-from vort.lab.tasks.question_files import Questions
+from vort.lab.tasks.question_files import Asked, Questions
 from vort.lab.tasks.task import Integers, Split
 from vort.names import check_choice
 
 __all__ = [
+    "ESSAYS",
     "GENERATED",
     "RULER",
     "SYNTHETIC",
@@ -78,6 +80,7 @@ NIAH = {
     "niah_multivalue": Niah("essay", values=4),
     "niah_multiquery": Niah("essay", keys=4, queries=4),
 }
+ESSAYS = tuple(task for task, each in NIAH.items() if each.haystack == "essay")
 # Tokens that a model may write.
 GENERATED = {**dict.fromkeys(NIAH, 128), "vt": 30, "cwe": 120, "fwe": 50, "qa_1": 32, "qa_2": 32}
 
@@ -366,7 +369,7 @@ class RulerPrompts:
         )
         which = rng.permutation(which)
         lines = weave(numbers.take(np.arange(len(which))), words.take(which))
-        gap = np.tile(encode("\n"), left)[: left - int(total[fitting])]
+        gap = self._gap(left - int(total[fitting]))
         first = np.sort([int(np.argmax(which == i)) for i in common])
         answers = [
             Answer(
@@ -406,7 +409,7 @@ class RulerPrompts:
         which = rng.permutation(np.repeat(np.arange(size), counts))
         lines = pool.take(which)
         starts = np.cumsum(lines.lengths) - lines.lengths
-        first = [int(np.argmax(which == i)) for i in (1, 2, 3)]
+        first = _apart([np.flatnonzero(which == i) for i in (1, 2, 3)])
         return Sample(
             prompt=np.concatenate([head, lines.joined(), dots[: gap % len(dots)], tail]),
             expected=tuple(kit.text(pool[i]) for i in (1, 2, 3)),
@@ -416,6 +419,29 @@ class RulerPrompts:
             ),
         )
 
+    def _gap(self, count: int) -> Integers:
+        """So many tokens that say nothing: lines' ends, or stops where a tokenizer has none."""
+        one = next(x for x in map(self.encode, ("\n", ".", "a")) if len(x))
+        return np.tile(one, count)[:count]
+
+    def least(self, task: str, count: int) -> int:
+        """Tokens of a prompt that has room for any of the first questions of a task."""
+        asked = self.questions[task].asked[:count]
+        return max(
+            sum(map(len, self._asks(each)))
+            + sum(len(self._document(task, number)) for number in each.gold)
+            + sum(len(self._title(place)) for place in range(max(1, len(each.gold))))
+            for each in asked
+        )
+
+    def _asks(self, asked: Asked) -> tuple[Integers, Integers]:
+        """What stands before the documents and after them."""
+        tail = self.encode(f"{_INSTRUCTION}Question: {asked.question} Answer:")
+        return np.concatenate([self.kit.coder.begin, self.encode(_DOCUMENTS)]), tail
+
+    def _title(self, number: int) -> Integers:
+        return self.encode(f"Document {number + 1}:\n")
+
     def _document(self, task: str, number: int) -> Integers:
         if (task, number) not in self._documents:
             text = self.questions[task].documents[number]
@@ -423,22 +449,20 @@ class RulerPrompts:
         return self._documents[task, number]
 
     def _questions(self, task: str, rng: np.random.Generator, room: _Room, index: int) -> Sample:
-        encode = self.encode
         if task not in self.questions:
             raise ValueError(f"{task} needs a file of questions: see --data")
         found = self.questions[task]
         if index >= len(found.asked):
             raise ValueError(f"{task} has {len(found.asked)} questions, got index {index}")
         asked = found.asked[index]
-        head = np.concatenate([self.kit.coder.begin, encode(_DOCUMENTS)])
-        tail = encode(f"{_INSTRUCTION}Question: {asked.question} Answer:")
+        head, tail = self._asks(asked)
         left = room.left(head, tail)
         taken: list[Integers] = []
         size = 0
         others = np.setdiff1d(np.arange(len(found.documents)), [*asked.gold, *asked.near])
         order = [*asked.gold, *rng.permutation(np.array(asked.near, dtype=np.int64)).tolist()]
         for number in (*order, *rng.permutation(others).tolist()):
-            title = encode(f"Document {len(taken) + 1}:\n")
+            title = self._title(len(taken))
             document = self._document(task, number)
             if size + len(title) + len(document) > left:
                 if len(taken) < len(asked.gold):
@@ -452,17 +476,29 @@ class RulerPrompts:
         else:
             raise ValueError(f"{task} has too few documents for {room.length} tokens")
         # The last document is cut to fit; what is too short for a title is filled with lines.
-        title, line = encode(f"Document {len(taken) + 1}:\n"), encode("\n")
-        rest = left - size
-        if rest > len(title) + 2 * len(line):
-            taken.append(document[: rest - len(title)])
-            gap = line[:0]
+        title, end = self._title(len(taken)), self.encode("\n\n")
+        words = left - size - len(title) - len(end)
+        if words > 0:
+            taken.append(np.concatenate([document[:words], end]))
+            gap = end[:0]
         else:
-            gap = np.tile(line, rest)[:rest]
+            gap = self._gap(left - size)
         shuffled = [taken[i] for i in rng.permutation(len(taken)).tolist()]
-        titles = [encode(f"Document {i + 1}:\n") for i in range(len(taken))]
+        titles = [self._title(i) for i in range(len(taken))]
         text = [part for pair in zip(titles, shuffled, strict=True) for part in pair]
         return Sample(np.concatenate([head, *text, gap, tail]), expected=asked.answers)
+
+
+def _apart(places: Sequence[Integers]) -> list[int]:
+    """The first place of each such that none lies right before the next one's, where it can be so.
+
+    Two answers that stood side by side in the text would be taken for one: `answers_right`.
+    """
+    found: list[int] = []
+    for own in reversed(places):  # earlier ones are more frequent, and have more to choose from
+        free = own[own != found[0] - 1] if found else own
+        found.insert(0, int(free[0] if len(free) else own[0]))
+    return found
 
 
 class _Chain(NamedTuple):
@@ -490,7 +526,14 @@ def split_prompt(task: str, text: str) -> tuple[str, str]:
     """
     marks = {"vt": _FOUND[0], "cwe": "\n\nAnswer:"}
     mark = _SAID.partition("{")[0] if task in NIAH else marks.get(task, " Answer:")
-    place = text.rindex(mark)
+    place = text.rfind(mark)
+    if place < 0:  # of a tokenizer that leaves out lines' ends, cases or spaces
+        words = mark if task in NIAH else " Answer:"
+        loose = r"\s+" + r"\s*".join(re.escape(word) for word in re.findall(r"\w+|:", words))
+        places = [found.start() for found in re.finditer(loose, text, re.IGNORECASE)]
+        if not places:
+            raise ValueError(f"the tokenizer does not give back the prompt of {task} it was given")
+        place = places[-1]
     return text[:place], text[place:].strip()
 
 
