@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -169,6 +170,8 @@ def test_shipped_bases_are_what_fitting_gives() -> None:
         ({"horizon": 0, "terms": 4}, "horizon must be a whole number >= 1, got 0"),
         ({"horizon": 10, "terms": 0}, "terms must be a whole number >= 1, got 0"),
         ({"horizon": 10, "terms": 65}, "terms must be at most 64, got 65"),
+        ({"horizon": math.inf, "terms": 4}, "horizon must be a whole number >= 1, got inf"),
+        ({"horizon": 10, "terms": math.nan}, "terms must be a whole number >= 1, got nan"),
         ({"horizon": 10}, "either terms or tolerance"),
         ({"horizon": 10, "terms": 4, "tolerance": 0.1}, "either terms or tolerance"),
         ({"horizon": 10, "tolerance": 0.0}, r"tolerance must lie in \(0, 1\), got 0"),
@@ -187,3 +190,24 @@ def test_orders_outside_the_basis_are_named() -> None:
         basis.weights(torch.tensor([0.5, 0.01]))
     with pytest.raises(ValueError, match=r"order must lie in \(0, 1\], got nan"):
         basis.weights(float("nan"))
+
+
+@pytest.mark.parametrize("order", [0.05, 0.5, 1 - 2e-4, 1 - 1e-5, 1.0])
+def test_weights_have_a_second_derivative_at_every_order(order: float) -> None:
+    basis = PowerLawBasis.fit(1000, 8)
+
+    def weights(x: torch.Tensor) -> torch.Tensor:
+        return basis.weights(x, validate=False)
+
+    x = torch.tensor(order, dtype=torch.float64)
+    slope = torch.func.jacfwd(weights)
+    step = 1e-5
+    expected = (slope(x + step) - slope(x - step)) / (2 * step)
+    torch.testing.assert_close(torch.func.jacfwd(slope)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_many_orders_at_once_by_vmap() -> None:
+    basis, orders = PowerLawBasis.fit(1000, 8), torch.rand(5, dtype=torch.float64) * 0.9 + 0.1
+    torch.testing.assert_close(torch.vmap(basis.weights)(orders), basis.weights(orders))
+    found = torch.vmap(lambda order: gl_weights(order, 50))(orders)
+    torch.testing.assert_close(found, gl_weights(orders, 50))

@@ -163,3 +163,17 @@ def test_hundreds_of_packed_sequences_are_computed_side_by_side() -> None:
     torch.testing.assert_close(states, torch.cat([state for _, state in alone]))
     expected = torch.autograd.grad(sum(o.square().sum() for o, _ in alone), leaves)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("length", [17, 64, 130])
+def test_gates_that_forget_nothing_have_gradients_too(length: int) -> None:
+    tensors = problem(length, 1.0)
+    # Sums of gates stand still where most are 0, and rounding must not seem to bring them back.
+    tensors[3] = tensors[3] * (torch.rand(length, 1, 1) < 0.3)
+    leaves = [x.requires_grad_() for x in tensors]
+    found, exact = (
+        torch.autograd.grad(op(*leaves).square().sum(), leaves)
+        for op in (lambda *x: gla_chunk(*x)[0], gla_exact)
+    )
+    for got, wanted in zip(found, exact, strict=True):
+        torch.testing.assert_close(got, wanted)

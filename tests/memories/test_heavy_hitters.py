@@ -6,6 +6,7 @@ import torch
 from tests.memories.cases import inputs, made
 from vort.memories import MemoryInputs, SoftmaxMemory
 from vort.models import VortConfig, VortForCausalLM
+from vort.ops.padding import Padding
 
 
 @pytest.mark.parametrize("rope_theta", [None, 10000.0])
@@ -67,3 +68,13 @@ def test_a_budget_of_one_is_refused() -> None:
 def test_heads_that_share_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="num_key_value_heads must be num_attention_heads = 2"):
         made("softmax", softmax_heavy_hitters=4, num_key_value_heads=1)
+
+
+def test_a_row_of_padding_alone_finds_nothing() -> None:
+    given, real = inputs(5), torch.tensor([[False] * 5, [True] * 3 + [False] * 2])
+    q, k, v = (x * real[..., None, None] for x in (given.q, given.k, given.v))
+    padded = MemoryInputs(given.hidden_states, q, k, v, padding=Padding.of(real, 2, 5))
+    memory = made("softmax", softmax_heavy_hitters=3).eval()
+    found = memory(padded, output_state=True)
+    assert torch.equal(found.output[0], torch.zeros(5, 2, 8))
+    assert all(x.isfinite().all() for x in found.state.values())

@@ -164,3 +164,19 @@ def test_memories_that_are_recorded_keep_states_of_one_size() -> None:
     assert "softmax" not in recorded
     for name in recorded:
         assert made(name).state_size(1000) == made(name).state_size(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in NAMES), ("softmax", {"softmax_heavy_hitters": 4})],
+)
+def test_no_tokens_leave_a_state_to_go_on_from(name: str, options: dict[str, Any]) -> None:
+    memory, given, none = made(name, **options).eval(), inputs(6), inputs(0)
+    whole = memory(given).output
+    state = memory(none, output_state=True).state
+    found = memory(given, state, output_state=True)
+    torch.testing.assert_close(found.output, whole, rtol=1e-5, atol=1e-5)
+    after = memory(none, found.state, output_state=True)
+    assert after.output.shape == (2, 0, 2, 8)
+    for key, x in found.state.items():
+        torch.testing.assert_close(after.state[key], x)

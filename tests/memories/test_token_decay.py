@@ -221,3 +221,17 @@ def test_kernels_that_would_refuse_to_train_are_not_taken(
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert (module._kernel(torch.zeros(1, 8, 2, 4)) == "theirs") is theirs
+
+
+def test_gated_delta_can_be_differentiated_twice_where_heads_are_zeros() -> None:
+    memory, tokens = made("gated_delta").double(), inputs(5)
+    hidden, q, k, v = (x[:1].double() for x in (tokens.hidden_states, tokens.q, tokens.k, tokens.v))
+    real = torch.arange(5)[:, None, None] < 3
+    q, k, v = ((x * real).requires_grad_() for x in (q, k, v))
+
+    def loss() -> Tensor:
+        return (memory(MemoryInputs(hidden, q, k, v)).output * real).square().sum()
+
+    first = torch.autograd.grad(loss(), (q, k, v), create_graph=True)
+    second = torch.autograd.grad(sum(x[:, :3].square().sum() for x in first), (q, k, v))
+    assert all(x.isfinite().all() for x in second)

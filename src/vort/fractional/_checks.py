@@ -18,6 +18,8 @@ def as_order(order: Any, name: str = "order") -> Tensor:
 
 def check_order(order: Tensor, name: str = "order", low: float = 0.0) -> None:
     """Raise unless every element lies in (0, 1], or in [low, 1] for a positive `low`."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return  # what stands for a whole batch of numbers has no truth of its own
     detached = order.detach()
     bad = ~((detached >= low) & (detached > 0) & (detached <= 1))
     if not bool(bad.any()):
@@ -30,7 +32,8 @@ def check_order(order: Tensor, name: str = "order", low: float = 0.0) -> None:
 
 def check_at_least(value: Any, minimum: int, name: str) -> int:
     """`value` as an int, raising unless it is a whole number >= `minimum`."""
-    if isinstance(value, bool) or int(value) != value or value < minimum:
+    whole = minimum <= value < float("inf") and int(value) == value
+    if isinstance(value, bool) or not whole:
         raise ValueError(f"{name} must be a whole number >= {minimum}, got {value!r}")
     return int(value)
 

@@ -39,7 +39,8 @@ class PowerLawBasis:
         c_S(a) = sin(πa)/(πa) exp(p_S(a))          the fastest: the mass above its neighbour
 
     Attributes:
-        rates: `[S]`, ascending, the first 0.
+        rates: `[S]`, the first 0, ascending up to the last, whose weights have a form of their own:
+            it is the fastest but where there are more terms than the horizon takes.
         polynomials: `[S, degree + 1]`, coefficients of p_s in powers of the order.
         horizon: the largest lag the basis is made for.
         order_min: the lowest order it is made for.
@@ -239,12 +240,18 @@ def _weights(order: Tensor, polynomials: Tensor) -> Tensor:
         exponent = exponent * a + coefficients
     # sin(π(1-a)), not sin(πa): exactly 0 at order 1.
     inner = torch.sin(math.pi * (1 - a)) / math.pi
-    parts = [torch.sinc(1 - a) * torch.exp((1 - a) * exponent[..., :1])]
+    parts = [_sinc(1 - a) * torch.exp((1 - a) * exponent[..., :1])]
     if terms > 2:
         parts.append(inner * torch.exp(exponent[..., 1:-1]))
     if terms > 1:
         parts.append(inner / a * torch.exp(exponent[..., -1:]))
     return torch.cat(parts, -1)
+
+
+def _sinc(x: Tensor) -> Tensor:
+    """sin(πx)/(πx). PyTorch's own has no second derivative at 0, which is order 1."""
+    near = x.abs() < 1e-4  # where a parabola is exact to rounding
+    return torch.where(near, 1 - (math.pi * x) ** 2 / 6, torch.sinc(x.masked_fill(near, 1)))
 
 
 def _fewest_terms(

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.mamba2 import TokenDecay, decays_within
@@ -52,7 +51,7 @@ class GatedDeltaMemory(Memory):
             # Padding replaces nothing and ages nothing.
             real = padding.real[..., None]
             write, log_decay = write.masked_fill(~real, 0), log_decay.masked_fill(~real, 0)
-        q, k = (F.normalize(widen(x), dim=-1).to(inputs.v.dtype) for x in (inputs.q, inputs.k))
+        q, k = (_unit(widen(x)).to(inputs.v.dtype) for x in (inputs.q, inputs.k))
         found = call_op(
             _kernel(q),
             (q, k, inputs.v),
@@ -68,6 +67,14 @@ class GatedDeltaMemory(Memory):
     def state_size(self, length: int = 0) -> int:
         """One matrix for each head."""
         return self.num_heads * self.head_dim**2
+
+
+def _unit(x: Tensor) -> Tensor:
+    """x over its length; zeros, as padding is, stay zeros, with derivatives of any order.
+
+    `F.normalize` has none but the first there.
+    """
+    return x / x.square().sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
 
 
 def _kernel(q: Tensor) -> Any:

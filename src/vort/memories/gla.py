@@ -300,20 +300,21 @@ def _sequence(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     total = log_gate.cumsum(-2)
-    o = _within(q, k, log_gate, total) @ v
+    o = _within(q, k, total) @ v
     last = total[..., -1:, :]
     added = (k * (last - total).exp()).mT @ v
     starts, state = carried(state, last.mT.exp(), added)
     return o + (q * total.exp()) @ starts, state
 
 
-def _within(q: Tensor, k: Tensor, log_gate: Tensor, total: Tensor) -> Tensor:
+def _within(q: Tensor, k: Tensor, total: Tensor) -> Tensor:
     """Scores between positions of one chunk, `[..., chunk, chunk]`."""
     chunk = q.shape[-2]
     blocks = chunk // BLOCK
     q, k_block, total_block = (x.unflatten(-2, (blocks, BLOCK)) for x in (q, k, total))
-    # What the gates have summed to before each block.
-    start = total_block[..., :1, :] - log_gate.unflatten(-2, (blocks, BLOCK))[..., :1, :]
+    # What the gates have summed to before each block: read off, since a difference is rounded, and
+    # where it came out above a sum before it the clamp below would take that gate's gradient away.
+    start = F.pad(total, (0, 0, 1, 0))[..., :-1:BLOCK, :].unsqueeze(-2)
     late = q * (total_block - start).exp()
     early = k.unsqueeze(-3) * (start - total.unsqueeze(-3)).clamp(max=0).exp()
     position = torch.arange(chunk, device=q.device)

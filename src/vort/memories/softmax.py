@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vort.memories.interface import Memory, MemoryInputs, MemoryOutput, State
 from vort.memories.settings import LayerSettings
 from vort.ops.local_attention import apply_rope
+from vort.ops.local_attention.block import MASKED
 from vort.ops.local_attention.local import LocalState, attend_locally
 
 __all__ = ["SoftmaxMemory"]
@@ -66,8 +67,8 @@ class SoftmaxMemory(Memory):
             return MemoryOutput(self._whole(inputs))
         padding = inputs.padding
         past = self._room(inputs, state)
-        # Attention within a window that everything fits into.
-        window = inputs.q.shape[1] if past is None else past.k.shape[1]
+        # Attention within a window that everything fits into; of no tokens too.
+        window = max(inputs.q.shape[1], 1) if past is None else past.k.shape[1]
         output, _, after = attend_locally(
             inputs.q,
             inputs.k,
@@ -90,7 +91,8 @@ class SoftmaxMemory(Memory):
             raise ValueError("heavy hitters take one sequence a row: cu_seqlens must be None")
         cache = _HeavyHitters(self, inputs, state)
         outputs = [cache.step(t) for t in range(inputs.q.shape[1])]
-        return MemoryOutput(torch.stack(outputs, 1), cache.state() if output_state else None)
+        output = torch.stack(outputs, 1) if outputs else torch.empty_like(inputs.v)
+        return MemoryOutput(output, cache.state() if output_state else None)
 
     def _room(self, inputs: MemoryInputs, state: State | None) -> LocalState | None:
         """The state, with empty slots behind for the tokens to come where the cache grows."""
@@ -163,7 +165,9 @@ class _HeavyHitters:
         self.score = self.score.masked_fill(chosen, 0)
         self.position = torch.where(chosen, self.seen[:, None, None], self.position)
         logits = torch.einsum("bhd,bhsd->bhs", q, self.k).float()
-        weights = logits.masked_fill(self.position < 0, -torch.inf).softmax(-1)
+        empty = self.position < 0
+        # Where a row has seen nothing but padding all slots are empty.
+        weights = logits.masked_fill(empty, MASKED).softmax(-1).masked_fill(empty, 0)
         self.score = self.score + torch.where(real[:, None, None], weights, 0)
         self.seen = self.seen + real
         return torch.einsum("bhs,bhsv->bhv", weights.to(self.v.dtype), self.v)

@@ -151,3 +151,12 @@ def test_features_of_a_key_do_not_depend_on_company() -> None:
     phi = FavorFeatures(DIM, 64, generator=seeded(1))
     k = torch.randn(9, DIM)
     torch.testing.assert_close(torch.stack([phi(row) for row in k]), phi(k))
+
+
+@pytest.mark.parametrize("length", [0.0, 1.0, 20.0])
+def test_features_can_be_differentiated_twice_at_zeros_too(length: float) -> None:
+    phi = FavorFeatures(4, 6, generator=seeded(1)).double()
+    x = (length * torch.randn(3, 4, dtype=torch.float64, generator=seeded(2))).requires_grad_()
+    assert torch.autograd.gradgradcheck(phi, x)
+    if length:  # of zeros all exponents are the largest
+        assert torch.autograd.gradgradcheck(phi.map_query, x)

@@ -227,3 +227,13 @@ def test_a_row_without_a_token_keeps_its_state() -> None:
     _, _, after = go_on([x[:, 4:] for x in tensors], 4, state, lengths=torch.tensor([1, 0]))
     assert after.seen.tolist() == [5, 4]
     assert torch.equal(after.k[1], state.k[1])
+
+
+def test_a_step_takes_heads_in_any_order_and_sums_in_the_widest_type() -> None:
+    case = make(3, 12, 4, 2, window=5, dtype=torch.float32)
+    moved = [x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0) for x in (case.q, case.k)]
+    tensors = [*moved, case.v.double()]
+    wanted = local_attention(*tensors, 5, return_entropy=True)
+    state = LocalState.empty(*tensors[1:], 5)
+    for found, expected in zip(decode(tensors, 5, state)[:2], wanted, strict=True):
+        torch.testing.assert_close(found, expected)

@@ -220,3 +220,34 @@ def test_rope_keeps_lengths_and_leaves_position_zero() -> None:
     angle = 3 * math.pow(10000.0, -2 / 8)
     wanted = x[..., 1] * math.cos(angle) - x[..., 5] * math.sin(angle)
     torch.testing.assert_close(turned[:, 3, :, 1], wanted[:, 3])
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_wrong_with_one_packed_sequence_reaches_no_other(which: int, value: float) -> None:
+    bounds = torch.tensor([0, 7, 7, 8, 40, 75])
+    case = make(1, 75, 4, 2, window=9, cu_seqlens=bounds, rope_base=1e4)
+    others = torch.arange(75) < 8
+    others[40:] = True
+    results = []
+    for spoilt in (False, True):
+        leaves = case.leaves()
+        if spoilt:
+            leaves[which].data[0, 20] = value
+        o, entropy = local_attention(*leaves, 9, return_entropy=True, **case.options)
+        loss = o[:, others].square().sum() + entropy[:, others].sum()
+        gradients = torch.autograd.grad(loss, leaves)
+        results.append([x[:, others] for x in (o, entropy, *gradients)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_the_definition_is_as_exact_under_autocast_and_for_mixed_types() -> None:
+    case = make(1, 30, 4, 2, dtype=torch.float32)
+    expected, entropy = attend(case, backend="exact")
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(case, backend="exact")
+    assert torch.equal(found[0], expected)
+    assert torch.equal(found[1], entropy)
+    wide = Case(case.q, case.k, case.v.double(), case.window)
+    for backend in ("exact", "block"):
+        assert attend(wide, backend=backend)[1].dtype == torch.float64

@@ -132,3 +132,20 @@ def test_chunk_gradient_to_one_input_alone(name: str) -> None:
         for backend in ("chunk", "exact")
     )
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("backend", ["exact", *FAST])
+def test_inputs_may_lie_in_memory_in_any_order(backend: str) -> None:
+    inputs = {name: x.detach() for name, x in Case(batch=2, length=20).inputs().items()}
+    # Heads outermost, as einsum leaves its results; and all axes the other way round.
+    moved = {
+        name: x if name == "log_decay" else x.movedim(2, 0).contiguous().movedim(0, 2)
+        for name, x in inputs.items()
+    }
+    turned = {name: x.permute(*range(x.ndim)[::-1]).contiguous() for name, x in inputs.items()}
+    turned = {name: x.permute(*range(x.ndim)[::-1]) for name, x in turned.items()}
+    expected = Case().run(backend, inputs)
+    for tensors in (moved, turned):
+        found = Case().run(backend, tensors)
+        for name, x in expected.items():
+            torch.testing.assert_close(found[name], x, msg=name)

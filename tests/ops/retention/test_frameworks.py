@@ -129,7 +129,7 @@ def test_shapes_alone_are_found_on_the_meta_device() -> None:
     assert kernel.shape == x.shape
 
 
-@pytest.mark.parametrize("backend", ["auto", "chunk", "exact"])
+@pytest.mark.parametrize("backend", ["auto", "chunk", "exact", "recurrent"])
 def test_many_decays_at_once_by_vmap(backend: str) -> None:
     x, write, rates = torch.rand(1, 20, 2, 4), torch.rand(1, 20, 2, 3), -torch.rand(5, 3)
 
@@ -138,6 +138,22 @@ def test_many_decays_at_once_by_vmap(backend: str) -> None:
 
     expected = torch.stack([found(rate) for rate in rates])
     torch.testing.assert_close(torch.vmap(found)(rates), expected)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_many_states_at_once_by_vmap(include_self: bool) -> None:
+    G, b = torch.rand(5, 1, 2, 3, 4, 4), torch.rand(5, 1, 2, 3, 4)
+    x, write = torch.rand(1, 2, 4), torch.rand(1, 2, 3)
+
+    def found(G: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, RetentionState]:
+        given = (x, x, x, write, -torch.ones(3))
+        return retention_step(RetentionState(G, b), *given, include_self=include_self)
+
+    outputs, states = torch.vmap(found)(G, b)
+    for i in range(len(G)):
+        output, state = found(G[i], b[i])
+        torch.testing.assert_close(outputs[i], output)
+        torch.testing.assert_close(states.G[i], state.G)
 
 
 @pytest.mark.parametrize("backend", ["recurrent", "chunk"])

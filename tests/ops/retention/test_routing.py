@@ -11,6 +11,7 @@ from vort.ops.retention import paper_banks, retention, shared_basis
 
 BANKS = {"banks": 4, "scales": 24, "horizon": 200, "order_min": 0.2}
 ORDERS = [0.4, 0.6, 0.8, 1.0]
+BASIS = PowerLawBasis.fit(horizon=1000, terms=8)
 
 
 def kernel_of(write: torch.Tensor, log_decay: torch.Tensor, lags: int) -> torch.Tensor:
@@ -105,3 +106,24 @@ def test_bases_of_the_package_cannot_be_written_to() -> None:
     given = {"horizon": basis.horizon, "terms": basis.terms, "order_min": basis.order_min}
     PowerLawBasis.fit(**given).rates[:] = 0
     assert np.array_equal(PowerLawBasis.fit(**given).rates, basis.rates)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_orders_in_half_precision_do_not_cost_the_kernel_its_shape(dtype: torch.dtype) -> None:
+    order = (torch.rand(1, 6, 2) * 0.9 + 0.05).to(dtype)
+    for rule in (lambda x: paper_banks(x, **BANKS), lambda x: shared_basis(x, BASIS)):
+        for found, expected in zip(rule(order), rule(order.float()), strict=True):
+            assert torch.equal(found, expected)
+            assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("routing", ["banks", "basis"])
+def test_orders_of_single_examples_have_the_gradients_of_each_alone(routing: str) -> None:
+    orders = torch.rand(3, 1, 6, 2, dtype=torch.float64) * 0.9 + 0.05
+
+    def loss(order: torch.Tensor) -> torch.Tensor:
+        found = paper_banks(order, **BANKS) if routing == "banks" else shared_basis(order, BASIS)
+        return found[0].square().sum()
+
+    expected = torch.stack([torch.func.grad(loss)(order) for order in orders])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(orders), expected)

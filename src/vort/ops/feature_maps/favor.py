@@ -116,8 +116,9 @@ def favor_features(
     with without_autocast(x):
         scaled = x.to(dtype) * d**-0.25
         if max_norm is not None:
-            norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-            scaled = scaled * (max_norm / norm.clamp(min=max_norm))
+            # Cut as a square: the norm of a zero vector, as padding is, has no second derivative.
+            square = scaled.square().sum(-1, keepdim=True)
+            scaled = scaled * (max_norm / square.clamp(min=max_norm**2).sqrt())
         exponent = scaled @ projection.to(dtype).mT - scaled.square().sum(-1, keepdim=True) / 2
         if shift_by_position:
             exponent = exponent - exponent.amax(-1, keepdim=True)

@@ -1,12 +1,14 @@
 """The public form of local attention: checks, rotation, padding, then a backend."""
 
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from vort.ops.bounds import sequence_starts
-from vort.ops.gpu.launcher import debugging, kernels_take, require_kernels
+from vort.ops.custom import traced
+from vort.ops.gpu.launcher import debugging, kernels_take, require_kernels, transformed
 
 from .block import attend_blockwise
 from .checks import WIDEST, check_cu_seqlens, check_heads, check_padding_mask, check_window
@@ -88,21 +90,32 @@ def local_attention(
         )
     if padding_mask is not None:
         q, k, v = (silence(x, padding_mask) for x in (q, k, v))
-    o, entropy = attend(
-        q,
-        k,
-        v,
-        window,
-        scale=scale,
-        start=start,
-        valid=padding_mask,
-        return_entropy=return_entropy,
-        backend=backend,
+    run = partial(
+        attend, window=window, scale=scale, return_entropy=return_entropy, backend=backend
     )
+    if cu_seqlens is not None and values and _strays(q, k, v):
+        # What a sequence may not see it sees times 0, and of NaN that is NaN.
+        lengths = cu_seqlens.diff().tolist()
+        valid = [None] * len(lengths) if padding_mask is None else padding_mask.split(lengths, 1)
+        parts = zip(*(x.split(lengths, 1) for x in (q, k, v)), valid, strict=True)
+        found = [run(*x, valid=mask) for *x, mask in parts if x[0].numel()]
+        o = torch.cat([x for x, _ in found], 1)
+        entropies = [x for _, x in found if x is not None]
+        entropy = torch.cat(entropies, 1) if entropies else None
+    else:
+        o, entropy = run(q, k, v, start=start, valid=padding_mask)
     if padding_mask is not None:
         o = silence(o, padding_mask)
         entropy = None if entropy is None else entropy.masked_fill(~padding_mask[..., None], 0)
     return o, entropy
+
+
+def _strays(*tensors: Tensor) -> bool:
+    """Whether some number is not finite, where one may look."""
+    if traced(tensors[0]) or transformed():
+        return False
+    sums = (x.detach().sum(dtype=torch.promote_types(x.dtype, torch.float32)) for x in tensors)
+    return not all(bool(x.isfinite()) for x in sums)
 
 
 def silence(x: Tensor, padding_mask: Tensor) -> Tensor:

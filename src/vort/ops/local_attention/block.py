@@ -117,7 +117,7 @@ class _Tiles:
     def __init__(self, inputs: "Inputs") -> None:
         q, k, v, start, valid, window, scale, _ = inputs
         self.layout = layout = BlockLayout.plan(q.shape[1], k.shape[1], window)
-        self.dtype, self.scale = _working_dtype(q, k, v), scale
+        self.dtype, self.scale = working_dtype(q, k, v), scale
         self.batch, self.heads, self.kv_heads = q.shape[0], q.shape[2], k.shape[2]
         self.q, self.k, self.v = layout.pad_queries(q), layout.pad_keys(k), layout.pad_keys(v)
         self.start = None if start is None else layout.pad_queries(start[None])[0]
@@ -189,7 +189,8 @@ class _Tiles:
         return forbidden
 
 
-def _working_dtype(*tensors: Tensor) -> torch.dtype:
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 where any input is, else float32."""
     wide = any(x.dtype == torch.float64 for x in tensors)
     return torch.float64 if wide else torch.float32
 
@@ -307,14 +308,14 @@ def _gradients(
 def _shapes(inputs: Inputs) -> Tensors:
     q, k, v, *_, with_entropy = inputs
     rows = q.shape[:3]
-    entropy = q.new_empty(rows, dtype=_working_dtype(q, k, v)) if with_entropy else None
+    entropy = q.new_empty(rows, dtype=working_dtype(q, k, v)) if with_entropy else None
     return v.new_empty(*rows, v.shape[-1]), entropy
 
 
 def _plain(inputs: Inputs) -> Tensors:
     """The same with every weight there at once, in O(T²) memory."""
     q, k, v, start, valid, window, scale, with_entropy = inputs
-    dtype, groups = _working_dtype(q, k, v), k.shape[2]
+    dtype, groups = working_dtype(q, k, v), k.shape[2]
     key = torch.arange(k.shape[1], device=q.device)
     lag = key[k.shape[1] - q.shape[1] :, None] - key
     allowed = (lag >= 0) & (lag < window)

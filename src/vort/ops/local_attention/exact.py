@@ -1,10 +1,14 @@
 """Local attention as one reads it: a quadratic reference in which every weight is visible."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from vort.ops.bounds import sequence_starts
+from vort.ops.retention.inputs import autocasting
 
+from .block import MASKED, working_dtype
 from .checks import check_cu_seqlens, check_heads, check_padding_mask, check_window
 from .rope import apply_rope
 
@@ -64,14 +68,14 @@ def local_attention_exact(
         q, k = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
     forbidden = ~allowed_keys(B, T, window, start, padding_mask)[:, None]
 
-    out_dtype = v.dtype
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
-    scores = torch.einsum("bthd,bjhd->bhtj", q, k) * (D**-0.5 if scale is None else scale)
-    # A row with no key at all: a softmax over equal scores, then nothing of it.
-    weights = scores.masked_fill(forbidden, -1e20).softmax(-1).masked_fill(forbidden, 0)
-    o = torch.einsum("bhtj,bjhd->bthd", weights, v).to(out_dtype)
+    out_dtype, dtype = v.dtype, working_dtype(q, k, v)
+    with torch.autocast(q.device.type, enabled=False) if autocasting(q) else nullcontext():
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
+        scores = torch.einsum("bthd,bjhd->bhtj", q, k) * (D**-0.5 if scale is None else scale)
+        # A row with no key at all: a softmax over equal scores, then nothing of it.
+        weights = scores.masked_fill(forbidden, MASKED).softmax(-1).masked_fill(forbidden, 0)
+        o = torch.einsum("bhtj,bjhd->bthd", weights, v).to(out_dtype)
     if not return_entropy:
         return o, None
     log_weights = weights.masked_fill(weights == 0, 1).log()

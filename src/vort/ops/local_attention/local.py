@@ -13,7 +13,7 @@ from vort.ops.gpu.launcher import kernels_take
 from vort.ops.padding import check_lengths, keep_last
 
 from .attention import attend, local_attention, silence
-from .block import MASKED
+from .block import MASKED, working_dtype
 from .checks import WIDEST, check_heads, check_window
 from .rope import apply_rope
 
@@ -219,9 +219,9 @@ def _attend_row(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of `[B, H, D]` to all that a state holds: `[B, 1, H, V]`, `[B, 1, H]`."""
     k, v, _ = state
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    dtype = working_dtype(q, k, v)
     with torch.autocast(q.device.type, enabled=False):
-        q = q.to(dtype).view(q.shape[0], k.shape[2], -1, q.shape[-1])
+        q = q.to(dtype).unflatten(1, (k.shape[2], -1))
         scores = torch.einsum("bgrd,bjgd->bgrj", q, k.to(dtype)) * scale
         forbidden = ~state.written[:, None, None]
         scores = scores.masked_fill(forbidden, MASKED)

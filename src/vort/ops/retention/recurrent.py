@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from vort.names import check_choice
+from vort.ops.gpu.launcher import transformed
 from vort.ops.retention.exact import normalize
 from vort.ops.retention.inputs import (
     DEFAULT_EPS,
@@ -77,12 +78,14 @@ def _step(
     if not include_self:
         gate = gate * (1 + forget)
     rows = num_scales * key_dim
-    query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).view(batch * heads, 1, rows)
+    query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).reshape(batch * heads, 1, rows)
     written = write.unsqueeze(-1) * k.unsqueeze(-2)
 
     # The change is small beside the state: it is summed up first, so that one rounding follows.
     change = written.unsqueeze(-1) * v[:, :, None, None]
-    change.addcmul_(state.G, forget[..., None, None])
+    # in place, but where torch.func may have more states or decays than changes
+    age = torch.addcmul if transformed() else Tensor.addcmul_
+    change = age(change, state.G, forget[..., None, None])
     G = _add(state.G, change, inplace and include_self)
     b = state.b
     if b is not None:

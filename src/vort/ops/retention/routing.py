@@ -63,9 +63,11 @@ def paper_banks(
     >>> write.shape, int((write[0, 0, 0] != 0).sum())
     (torch.Size([1, 5, 2, 19]), 6)
     """
-    orders, sizes, weights, rates = _bank_rules(banks, scales, horizon, order_min, tolerance)
+    orders, owners, weights, rates = _bank_rules(banks, scales, horizon, order_min, tolerance)
+    # Half precision would cost the kernels their shape.
+    order = order if order.dtype == torch.float64 else order.float()
     choice = nearest_bank(order, orders.to(order))
-    repeated = choice.repeat_interleave(sizes.to(order.device), -1)
+    repeated = choice.index_select(-1, owners.to(order.device))
     return repeated * weights.to(choice), -rates.to(choice)
 
 
@@ -73,26 +75,30 @@ def paper_banks(
 def _bank_rules(
     banks: int, scales: int, horizon: int, order_min: float, tolerance: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bank orders [K], scales in each [K], and all weights and rates [S'] one after another."""
+    """Bank orders [K]; of all scales [S'], one bank's after another's: bank, weight and rate."""
     orders = bank_orders(banks, order_min)
     rules = [legendre_soe(float(order), scales, horizon, tolerance) for order in orders]
     weights = np.concatenate([rule.weights for rule in rules])
     rates = np.concatenate([rule.rates for rule in rules])
     with torch.inference_mode(False):  # a later call may train
-        sizes = torch.tensor([rule.terms for rule in rules])
-        return torch.from_numpy(orders), sizes, torch.from_numpy(weights), torch.from_numpy(rates)
+        owners = torch.arange(banks).repeat_interleave(torch.tensor([x.terms for x in rules]))
+        return torch.from_numpy(orders), owners, torch.from_numpy(weights), torch.from_numpy(rates)
 
 
 def nearest_bank(order: Tensor, banks: Tensor) -> Tensor:
     """One-hot of the nearest bank [..., K], with the gradient of linear interpolation."""
     nearest = (order.unsqueeze(-1) - banks).abs().argmin(-1)
-    hard = torch.nn.functional.one_hot(nearest, len(banks)).to(order.dtype)
+    hard = _one_hot(nearest, order, banks)
     if len(banks) == 1:
         return hard
     right = torch.searchsorted(banks, order.detach().contiguous()).clamp(1, len(banks) - 1)
     share = (order - banks[right - 1]) / (banks[right] - banks[right - 1])
-    to_right = torch.nn.functional.one_hot(right, len(banks)).to(order.dtype)
-    to_left = torch.nn.functional.one_hot(right - 1, len(banks)).to(order.dtype)
+    to_right, to_left = _one_hot(right, order, banks), _one_hot(right - 1, order, banks)
     soft = to_right * share.unsqueeze(-1) + to_left * (1 - share).unsqueeze(-1)
     # Only the gradient of `soft` is wanted; subtracting it from itself adds an exact 0.
     return hard + (soft - soft.detach())
+
+
+def _one_hot(index: Tensor, order: Tensor, banks: Tensor) -> Tensor:
+    """As PyTorch's, which torch.func cannot map over where it takes gradients too."""
+    return (index.unsqueeze(-1) == torch.arange(len(banks), device=index.device)).to(order.dtype)
