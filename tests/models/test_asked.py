@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from tests.memories.cases import NAMES
 from tests.models.cases import model_of, tokens
+from vort.layers import VortAttention
 from vort.memories import retention_memory
-from vort.memories.interface import MemoryOutput
+from vort.memories.interface import MemoryInputs, MemoryOutput
 from vort.memories.retention_memory import without_queries
 from vort.models import VortConfig, VortForCausalLM
 from vort.models.block import VortBlock
@@ -222,6 +223,21 @@ def test_what_are_no_places_is_refused(asked: Tensor, message: str) -> None:
         model.model(tokens, asked=asked)
     with pytest.raises(TypeError, match="asked is for the model without its head"):
         model(tokens, asked=asked)
+
+
+def test_a_layer_is_asked_for_places_of_whole_sequences_alone() -> None:
+    layer = VortAttention(hidden_size=16, num_attention_heads=2, sliding_window=0)
+    x, asked = torch.randn(1, 40, 16), Asked(torch.tensor([3, 30]), 1, 40)
+    bounds, mask = torch.tensor([0, 15, 40]), torch.ones(1, 40, dtype=torch.bool)
+    for beside in ({"cu_seqlens": bounds}, {"attention_mask": mask}):
+        with pytest.raises(
+            ValueError, match="asked must be None beside a mask, states, cu_seqlens"
+        ):
+            layer.after_norm(None, x, **beside, asked=asked)
+    q, k, v = torch.randn(3, 1, 40, 2, 8)
+    inputs = MemoryInputs(x, q, k, v, cu_seqlens=bounds, asked=asked)
+    with pytest.raises(ValueError, match="asked must be None beside states, padding, cu_seqlens"):
+        layer.memory(inputs)
 
 
 GPU_KINDS = ["vort", "mixture", "gla", "none"]

@@ -246,6 +246,12 @@ class VortAttention(nn.Module):
         """
         if use_cache and past_key_values is None:
             raise ValueError("use_cache=True needs past_key_values to keep the state in")
+        beside = (attention_mask, past_key_values, cu_seqlens, part)
+        if asked is not None and any(x is not None for x in beside):
+            raise ValueError(
+                "asked must be None beside a mask, states, cu_seqlens or a part: its positions are "
+                "of whole sequences from their start"
+            )
         if part is not None:
             kept = past_key_values if use_cache else None
             found = part.attend(self, norm, hidden_states, delta, kept, entity_mask)

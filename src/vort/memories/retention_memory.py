@@ -125,9 +125,15 @@ class RetentionMemory(Memory):
         if type(self)._retrieve is not RetentionMemory._retrieve:
             # Whoever retrieves in a way of its own does so for all positions.
             inputs = replace(inputs, asked=None)
+        asked = inputs.asked
+        beside = (state, inputs.padding, inputs.cu_seqlens, inputs.part)
+        if asked is not None and (output_state or any(x is not None for x in beside)):
+            raise ValueError(
+                "asked must be None beside states, padding, cu_seqlens or a part: its positions "
+                "are of whole sequences from their start"
+            )
         routing = self.route(inputs)
         inputs = inputs if inputs.mapped else self._map(inputs)
-        asked = inputs.asked
         if asked is not None and not asked.late:
             return MemoryOutput(self._answer(inputs, routing, asked), None, routing.order)
         if inputs.part is not None:
