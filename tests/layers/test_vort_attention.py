@@ -189,6 +189,8 @@ def test_errors_name_the_argument() -> None:
         layer(x, torch.ones(3, 6))
     with pytest.raises(ValueError, match="attention_mask must cover 6 positions, got 4"):
         layer(x, torch.ones(2, 4))
+    with pytest.raises(ValueError, match="1 at tokens and 0 at padding, got one that is added"):
+        layer(x, torch.full((2, 6), -1e9))
     with pytest.raises(ValueError, match="use_cache=True needs past_key_values"):
         layer(x, use_cache=True)
     with pytest.raises(ValueError, match="not both"):

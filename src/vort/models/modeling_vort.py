@@ -607,11 +607,6 @@ def _mask_of(attention_mask: Tensor | None, hidden: Tensor) -> Tensor | None:
     if attention_mask is None:
         return None
     mask = present(attention_mask, *hidden.shape[:2])
-    if mask.is_floating_point() and may_look(mask) and bool((mask < 0).any()):
-        raise ValueError(
-            "attention_mask must be 1 at tokens and 0 at padding, got one that is added to scores, "
-            f"with {mask.min().item():.3g} in it"
-        )
     return None if may_look(mask) and bool(mask.all()) else mask
 
 

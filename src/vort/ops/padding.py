@@ -115,7 +115,13 @@ def present(attention_mask: Tensor, batch: int, length: int) -> Tensor:
         raise ValueError(
             f"attention_mask must cover {length} positions, got {attention_mask.shape[1]}"
         )
-    return attention_mask[:, attention_mask.shape[1] - length :]
+    mask = attention_mask[:, attention_mask.shape[1] - length :]
+    if mask.is_floating_point() and may_look(mask) and bool((mask < 0).any()):
+        raise ValueError(
+            "attention_mask must be 1 at tokens and 0 at padding, got one that is added to scores, "
+            f"with {mask.min().item():.3g} in it"
+        )
+    return mask
 
 
 def check_lengths(lengths: Tensor, batch: int, length: int) -> None:
