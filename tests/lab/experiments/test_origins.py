@@ -11,7 +11,7 @@ from vort.lab.experiments.cell import RunFolder
 from vort.lab.experiments.experiment import Summary
 from vort.lab.experiments.origins import history_sheet, rates_note, with_origins
 from vort.lab.experiments.scores import score_sheet
-from vort.lab.experiments.summary import summarise
+from vort.lab.experiments.summary import _marked, summarise
 from vort.lab.report.tables import Sheet
 from vort.lab.training.metrics import interval
 from vort.lab.verdicts import Claim
@@ -66,6 +66,19 @@ def test_a_namesake_of_another_experiment_is_told_of_and_not_marked() -> None:
     assert [line[0] for line in found.sheets[0].rows] == ["VORT (ours)", "Mixture-5"]
     assert [claim.verdict for claim in found.verdicts] == ["holds"]
     assert "Of books, made with other settings than are planned now: Mixture-5." in found.notes
+
+
+def test_a_row_of_another_experiment_is_marked_where_it_has_no_namesake_of_its_own() -> None:
+    own = {**made("vort", "x", "aaaaaaaaa"), "experiment": "books_deep"}
+    wide = [
+        {**made(row, "x", "aaaaaaaaa"), "experiment": "books_deeper"} for row in ("vort", "gla")
+    ]
+    experiment, shown = EXPERIMENTS["books_deep"], [own, *wide]
+    assert _marked(experiment, {"books_deeper": ["vort", "gla", "none"]}, shown) == {
+        "books_deeper": ["vort"],
+        "books_deep": ["gla"],
+    }
+    assert _marked(experiment, {"books_deep": ["vort"]}, shown) == {"books_deep": ["vort"]}
 
 
 def test_a_row_as_planned_decides_nothing_against_one_of_other_settings() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from vort.lab.experiments.search import RowSearch
 
 console = Console()
+# Of a run, in stage 1.
+DEFAULT_SHARE = 1 / 16
 
 
 def tune(
@@ -29,7 +31,7 @@ def tune(
     ] = None,
     share: Annotated[
         float, typer.Option(help="Share of a run in stage 1; stage 2 has a quarter, stage 3 all.")
-    ] = 1 / 16,
+    ] = DEFAULT_SHARE,
     stages: Annotated[int, typer.Option(help="Stages to do.", min=1, max=3)] = 3,
     rates: Annotated[
         str | None,
@@ -69,9 +71,9 @@ def tune(
     size, side_by_side, folder = read_size(scale), read_workers(workers), RunFolder(out)
     limit = read_minutes(minutes)
     names = None if rows is None else [name.strip() for name in rows.split(",")]
-    in_full = read_rates(rates)
-    if in_full and stages < 3:
-        raise typer.BadParameter("--rates are tried in full, which --stages below 3 leaves out")
+    in_full = _read_rates(rates)
+    if in_full and (stages < 3 or share != DEFAULT_SHARE):
+        raise typer.BadParameter("--rates are tried in full: leave out --share and --stages")
     known = [table.name for table in EXPERIMENTS.values() if table.searchable]
     check_choice("experiment", experiment, known)
     table = EXPERIMENTS[str(experiment)]
@@ -253,7 +255,7 @@ def _run(search: Search, workers: int) -> None:
             raise typer.Exit(130) from None
 
 
-def read_rates(words: str | None) -> tuple[float, ...]:
+def _read_rates(words: str | None) -> tuple[float, ...]:
     """Learning rates as they were typed, in order; none where none were."""
     if words is None:
         return ()
