@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
@@ -155,6 +156,7 @@ def test_kernel_prints_basis_certificate_and_comparison(
         (["lens", ".", "--text", "nope.txt"], "--text must be a file, got nope.txt"),
         (["kernel", "--plot", "a.doc"], "--plot must end in .png or .svg or .pdf, got a.doc"),
         (["kernel", "--save", "a.doc"], "--save must end in .json or .safetensors, got a.doc"),
+        (["generate", "--save-every", "5"], "--save-every needs a --session to be saved"),
         (["probe", "show", "/"], "TEXT must be a file or a text, and / is a folder"),
     ],
 )
@@ -217,6 +219,16 @@ def test_what_we_broke_ourselves_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("vort.lab.commands.kernel.check_writable", broken)
     result = runner.invoke(app, ["kernel", "--plot", "a.png"])
     assert isinstance(result.exception, KeyError)
+
+
+def test_memory_that_is_not_there_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> None:
+        torch.empty(2**55)
+
+    monkeypatch.setattr("vort.lab.commands.kernel.check_writable", asked)
+    result = runner.invoke(app, ["kernel", "--plot", "a.png"])
+    assert result.exit_code == 2
+    assert "vort kernel: there is no memory for 144,115,188.1 GB at once" in plain(result.output)
 
 
 def test_reproduce_writes_a_report_with_computed_verdicts(tmp_path: Path) -> None:

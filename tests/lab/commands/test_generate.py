@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,6 +235,24 @@ def test_a_chat_is_one_session_and_may_be_taken_up_again(shipped: Path, tmp_path
     assert len({found and found[1] for found in size}) == 1
     beside = said("chat", *options, "--session", file, typed="")[1]
     assert "--seed 5 has no use" in beside
+
+
+def test_a_session_keeps_its_draws_and_says_what_they_began_with(
+    shipped: Path, tmp_path: Path
+) -> None:
+    file, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    options = ("--prompt", "ab", "--max-new-tokens", 9, "--temperature", 2)
+    first, told = said("generate", *options, "--session", file)
+    seed = re.search(r"--seed (\d+)", told)
+    assert seed is not None, told
+    assert said("generate", *options, "--seed", seed[1])[0] == first
+    shutil.copy(file, other)
+    beside = [said("generate", *options, "--session", each) for each in (file, other)]
+    assert beside[0] == beside[1]
+    shutil.copy(file, other)
+    found, told = said("generate", *options, "--session", file, "--seed", 7)
+    assert f"--seed 7 has no use: {file} goes on with its own draws" in told
+    assert found == said("generate", *options, "--session", other)[0]
 
 
 def test_an_empty_first_line_begins_a_text(shipped: Path) -> None:

@@ -45,5 +45,11 @@ def test_an_empty_text_has_no_names() -> None:
     assert (done.exit_code, done.output) == (0, "")
 
 
+@pytest.mark.parametrize("text", ["Elizabeth_" * 40, "It was Elizabeth. " * 300])
+def test_a_text_that_is_too_long_for_a_name_is_a_text(text: str) -> None:
+    done = CliRunner().invoke(app, ["show", text])
+    assert done.exit_code == 0, done.output
+
+
 def test_one_word_is_a_text() -> None:
     assert CliRunner().invoke(app, ["show", "rain"]).exit_code == 0

@@ -1,6 +1,7 @@
 """`vort reproduce` loses no result in silence, keeps to its minutes and takes over other runs."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -46,14 +47,18 @@ def test_committed_results_are_replaced_with_a_reason_only(table: str, tmp_path:
         subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     out = tmp_path / "results"
-    assert reproduce(table, out).startswith("0 ")  # a first run needs none
+    first = reproduce(table, out)
+    assert first.startswith("0 ")  # a first run needs none
+    # Where no bar can be drawn there are lines.
+    assert re.search(r"1 of \d+ cells, \d+ s: small-laptop-", first)
+    assert "summarising small" in first
     assert reproduce(table, out, "--restart").startswith("0 ")  # nobody keeps it
     git("init", "-q")
     git("add", ".")
     refused = reproduce(table, out, "--restart")
     assert refused.startswith("2 ")
     assert "--reason must say why committed results are replaced: small-laptop-vort" in refused
-    assert reproduce(table, out).startswith("0 ")  # nothing to be done
+    assert "1 of " not in reproduce(table, out)  # nothing to be done
     assert reproduce(table, out, "--restart", "--reason", "a bug").startswith("0 ")
     history = sorted((out / "small" / "history").glob("*-vort-*.json"))
     reasons = [json.loads(path.read_text())["replaced"]["reason"] for path in history]

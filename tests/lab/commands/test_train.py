@@ -304,6 +304,18 @@ def test_when_its_minutes_are_over_a_run_is_saved_and_goes_on(text: Path, tmp_pa
     assert "--minutes must be positive, got 0" in vort(*more, fails=True)
 
 
+def test_epochs_may_be_said_again_to_a_run_that_counts_steps(text: Path, tmp_path: Path) -> None:
+    run, small = tmp_path / "run", [*SMALL]
+    at = small.index("--steps")
+    del small[at : at + 2]
+    once = ("train", "--out", run, *small, "--epochs")
+    vort(*once, 1, "--text", text, "--minutes", "1e-9")
+    steps = json.loads((run / "run.json").read_text())["training"]["steps"]
+    assert "--steps must be" in vort(*once, 2, "--resume", fails=True)
+    vort(*once, 1, "--resume")
+    assert json.loads((run / "run.json").read_text())["training"]["steps"] == steps > 1
+
+
 def test_what_does_not_fit_is_refused_before_it_starts(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +336,8 @@ def test_what_does_not_fit_is_refused_before_it_starts(
     said = vort("train", *wide, "--accumulation", "1", fails=True)
     pieces = re.search(r"--accumulation (\d+) would do", said)
     assert pieces is not None, said
+    said = vort("train", "--text", text, "--out", run, *SMALL, "--batch-size", 10**6, fails=True)
+    assert "--batch-size must be of at most 1,024 pieces that fit one by one, got 1,000,000" in said
     vort("train", *wide, "--steps", "1")
     assert json.loads((run / "run.json").read_text())["training"]["accumulation"] == int(pieces[1])
 

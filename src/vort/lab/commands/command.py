@@ -50,7 +50,8 @@ def _is_users(problem: Exception) -> bool:
     kinds = (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError)
     others = (SafetensorError, OutOfMemoryError, typer.BadParameter)
     # Hugging Face wraps what is wrong with a setting in an error of its own.
-    return isinstance(problem, (*kinds, *others)) or type(problem).__name__.startswith("Strict")
+    known = isinstance(problem, (*kinds, *others)) or _is_memory(problem)
+    return known or type(problem).__name__.startswith("Strict")
 
 
 def _is_own(problem: Exception) -> bool:
@@ -61,7 +62,9 @@ def _is_own(problem: Exception) -> bool:
 def _is_memory(problem: Exception) -> bool:
     from torch import OutOfMemoryError
 
-    return isinstance(problem, MemoryError | OutOfMemoryError)
+    # On a CPU torch raises what it raises for all else.
+    allocator = isinstance(problem, RuntimeError) and "DefaultCPUAllocator" in str(problem)
+    return isinstance(problem, MemoryError | OutOfMemoryError) or allocator
 
 
 def _in_a_line(problem: Exception, options: dict[str, str]) -> str:
@@ -73,6 +76,8 @@ def _in_a_line(problem: Exception, options: dict[str, str]) -> str:
         text = f"{problem.strerror}: {problem.filename or 'standard output'}"
     elif type(problem).__name__.startswith("Strict"):
         text = str(problem.__cause__ or problem)
+    elif asked := re.search(r"DefaultCPUAllocator.* (\d+) bytes", str(problem)):
+        text = f"there is no memory for {int(asked[1]) / 1e9:,.1f} GB at once"
     else:
         text = str(problem) or type(problem).__name__
     text = " ".join(text.split())

@@ -62,7 +62,9 @@ def evaluate(
     run: Annotated[
         Path | None, typer.Argument(help="Folder that `vort train` wrote to; not with --suite.")
     ] = None,
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="test, validation, or train with --sequences.")
+    ] = "test",
     sequences: Annotated[int | None, typer.Option(help="How many; all by default.")] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 16,
     task_set: Annotated[

@@ -62,12 +62,16 @@ def generate(
     top_p: TopP = None,
     seed: Seed = None,
     session: Session = None,
-    save_every: Annotated[int, typer.Option(help="Tokens between saves of the session.")] = 256,
+    save_every: Annotated[
+        int | None, typer.Option(help="Tokens between saves of the session; 256 if absent.")
+    ] = None,
     device: Device = "cpu",
 ) -> None:
     """Stream a continuation of the prompt to the terminal."""
-    if save_every < 1:
+    if save_every is not None and save_every < 1:
         raise typer.BadParameter(f"--save-every must be at least 1, got {save_every}")
+    if save_every is not None and session is None:
+        raise typer.BadParameter("--save-every needs a --session to be saved")
     check_seed(seed)
     drawn = secrets.randbelow(2**31) if seed is None else seed
     name = named_or_shipped(model)
@@ -75,15 +79,16 @@ def generate(
     if prompt != "-" and _is_watched():
         _show(prompt)  # somebody is waiting: the text goes on from here
     state = _open(name, device, session, drawn)
+    resumed = _says_draws(state, session, seed)
     drawing = _drawing(state.model, temperature, top_k, top_p)
     _feed(state, read_input("--prompt") if prompt == "-" else say_replaced(prompt))
-    pieces = state.stream(max_new_tokens, seed=seed, **drawing)
+    pieces = state.stream(max_new_tokens, **drawing)
     begun = saved_at = state.tokens_seen
     try:
         with fitting_threads(state.model):
             for piece in pieces:
                 _show(piece)
-                if session is not None and state.tokens_seen - saved_at >= save_every:
+                if session is not None and state.tokens_seen - saved_at >= (save_every or 256):
                     _save(state, session)
                     saved_at = state.tokens_seen
     except KeyboardInterrupt:  # what is written so far counts
@@ -92,7 +97,7 @@ def generate(
         typer.echo()
         _save(state, session)
     count = state.tokens_seen - begun
-    fresh = session is None and drawing["temperature"] > 0
+    fresh = not resumed and drawing["temperature"] > 0
     ended = "stopped at the end-of-text token after " if count < max_new_tokens else ""
     typer.echo(f"{ended}{count:,} tokens{f', --seed {drawn}' if fresh else ''}", err=True)
     say_horizon(state.model, state.tokens_seen)
@@ -118,8 +123,7 @@ def chat(
     check_seed(seed)
     drawn = secrets.randbelow(2**31) if seed is None else seed
     state = _open(named_or_shipped(model), device, session, drawn)
-    if seed is not None and state.tokens_seen:
-        typer.echo(f"--seed {seed} has no use: {session} goes on with its own draws", err=True)
+    _says_draws(state, session, seed)
     drawing = _drawing(state.model, temperature, top_k, top_p)
     typer.echo("write, and it goes on; an empty line asks for more, Ctrl-D ends", err=True)
     for line in _lines():
@@ -138,6 +142,14 @@ def chat(
     size = f", in {state.nbytes / 1e6:.1f} MB" if state.tokens_seen else ""
     kept = f"; saved to {session}" if session is not None and state.tokens_seen else ""
     typer.echo(f"{state.tokens_seen:,} tokens remembered{size}{kept}", err=True)
+
+
+def _says_draws(state: "AnySession", file: Path | None, seed: int | None) -> bool:
+    """Whether a session was there, and goes on with draws of its own, whatever was asked."""
+    resumed = state.tokens_seen > 0
+    if seed is not None and resumed:
+        typer.echo(f"--seed {seed} has no use: {file} goes on with its own draws", err=True)
+    return resumed
 
 
 def _lines() -> Iterator[str]:

@@ -54,12 +54,20 @@ def _probe(rules: bool, causal: bool) -> "EntityProbe":
     return RuleProbe(causal=causal) if rules else LinearProbe.pretrained(causal=causal)
 
 
+def _is_there(path: Path, text: str) -> bool:
+    """Whether a text is the name of something; what is too long for a name is none."""
+    try:
+        return bool(text) and "\0" not in text and path.exists()
+    except OSError:
+        return False
+
+
 def _content(text: str) -> str:
     """The text that an argument stands for; what can only be meant as a file must be one."""
     if text == "-":
         return read_input("TEXT")
     path = Path(text)
-    if text and len(text) < 4096 and "\0" not in text and path.exists():
+    if _is_there(path, text):
         if not path.is_file():
             raise typer.BadParameter(f"TEXT must be a file or a text, and {text} is a folder")
         return path.read_text(encoding="utf-8", errors="replace")

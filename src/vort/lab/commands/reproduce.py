@@ -220,8 +220,11 @@ def _run(cells: "list[Cell]", folder: "RunFolder", workers: int, limit: float | 
 
         done = run_cells(cells, folder, workers=workers, restart=True, started=started, fits=fits)
         try:
-            for outcome in done:
+            for count, outcome in enumerate(done, 1):
                 bar.advance(row)
+                if not console.is_terminal:  # where a bar is shown at its end alone
+                    spent = perf_counter() - began
+                    say(console, f"{count} of {len(cells)} cells, {spent:.0f} s: {outcome.cell.id}")
                 if outcome.error:
                     failed += 1
                     say(bar.console, ("failed", "red"), f" {outcome.cell.id}: {outcome.error}")
@@ -268,7 +271,7 @@ class Pictures:
         with ProcessPoolExecutor(workers, context, _one_thread) as pool:
             pictures = cls(plan, folder, pool)
             yield pictures
-            with console.status("drawing"):
+            with _busy("drawing"):
                 for future in pictures._begun:
                     future.result()
 
@@ -311,6 +314,17 @@ def _figures_of(name: str, plan: Plan, folder: "RunFolder") -> "Sequence[Figure]
     return found.summary.figures
 
 
+@contextmanager
+def _busy(doing: str) -> "Iterator[None]":
+    """What is being done, shown for as long as it takes; in a line where there is no terminal."""
+    if console.is_terminal:
+        with console.status(doing):
+            yield
+    else:
+        say(console, doing)
+        yield
+
+
 def _summarise(
     experiment: "Experiment", plan: Plan, folder: "RunFolder", pictures: Pictures
 ) -> bool:
@@ -321,7 +335,7 @@ def _summarise(
     from vort.lab.experiments.summary import summarise
     from vort.lab.report.folder import write_summary
 
-    with console.status(f"summarising {experiment.name}"):
+    with _busy(f"summarising {experiment.name}"):
         found = summarise(experiment, folder, plan.size, data=plan.data, share=plan.share)
         part = folder.part(experiment.name)
         if found:

@@ -20,6 +20,8 @@ console = Console(quiet=rank() != 0)
 _DEFAULTS = {"steps": 1000, "batch_size": 32, "learning_rate": 1e-3, "seed": 0}
 # The most that is read of a data set, which may have no end.
 _MOST_BYTES = 2**28
+# A step of more pieces is a slip: it takes hours, and nothing stops or saves on its way.
+_MOST_PIECES = 1024
 
 
 def train(
@@ -189,9 +191,10 @@ def _run(out: Path, given: RunSettings, resume: bool, ends: float | None) -> Non
     quiet_libraries()
     if resume:
         settings = RunSettings.read(out)
+        made = make_task_of(settings)
+        given = _in_steps(given, settings, made)
         settings.refuse_others(given, out)
         settings = replace(settings, training={**settings.training, **given.training})
-        made = make_task_of(settings)
     elif "name" not in given.task:
         raise typer.BadParameter("give --text FILE, FOLDER or OWNER/NAME, or a TASK, or --resume")
     else:
@@ -270,9 +273,26 @@ def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     training = {**tuned, "seed": 0, **given.training}
     if "epochs" in training and "steps" not in given.training:
         read = training["batch_size"] * task["length"]
-        training["steps"] = max(1, round(training.pop("epochs") * books.characters("train") / read))
+        training["steps"] = _steps_of(training.pop("epochs"), books, read)
     model = {**size.model, **given.model}
     return RunSettings(task, model, training, name), books.of_length(task["length"])
+
+
+def _steps_of(epochs: float, books: Any, read: int) -> int:
+    """Steps in which a text is read so often; read: characters of a batch."""
+    count: int = books.characters("train")
+    return max(1, round(epochs * count / read))
+
+
+def _in_steps(given: RunSettings, own: RunSettings, task: Any) -> RunSettings:
+    """What is given to a run of a text that is there, which counts its epochs in steps."""
+    training = given.training
+    if not task.text or "epochs" not in training or "steps" not in own.training:
+        return given
+    rest = {name: value for name, value in training.items() if name != "epochs"}
+    read = own.training["batch_size"] * own.task["length"]
+    steps = _steps_of(training["epochs"], task, read)
+    return replace(given, training={"steps": steps, **rest})
 
 
 def _prepare(
@@ -309,6 +329,11 @@ def _prepare(
         raise ValueError(
             f"training would take about {_bytes(found.memory(1))} of memory a sequence, and "
             f"{_bytes(found.free)} are free: take a smaller --size, or --task-set length"
+        )
+    if pieces > max(_MOST_PIECES, config.accumulation):
+        raise ValueError(
+            f"batch_size must be of at most {_MOST_PIECES:,} pieces that fit one by one, got "
+            f"{config.batch_size:,}, which takes {pieces:,}"
         )
     each = config.batch_size // found.processes
     if pieces > config.accumulation:

@@ -120,7 +120,7 @@ def evaluate(
 def _count(task: Task, split: Split, sequences: int | None) -> int:
     size = task.size(split)
     if sequences is not None and sequences < 1:
-        raise ValueError(f"sequences must be at least 1, or None for all, got {sequences}")
+        raise ValueError(f"sequences must be at least 1 (absent: all), got {sequences}")
     if size is None and sequences is None:
         raise ValueError(f"sequences must be given: the split {split!r} has no end")
     return min(x for x in (size, sequences) if x is not None)

@@ -199,6 +199,7 @@ function extremes(body) {
     body.append(list);
   };
   body.append(make("h2", { text: "Kept longest, and shortest" }));
-  row("long", ranked.slice(0, 6));
-  row("short", ranked.slice(-6).reverse());
+  const each = Math.min(6, Math.floor(ranked.length / 2));
+  row("long", ranked.slice(0, each));
+  row("short", ranked.slice(-each).reverse());
 }
