@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from numbers import Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -95,10 +96,11 @@ def _as_type(wanted: Any, value: Any) -> Any:
         return str(value) if isinstance(value, (str, int, float)) else _MISFIT
     if wanted not in (int, float):
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return _MISFIT
     if wanted is int:
-        return int(value) if float(value).is_integer() else _MISFIT
+        number: Any = value  # of numpy as well
+        return int(number) if float(number).is_integer() else _MISFIT
     return float(value)
 
 

@@ -65,6 +65,9 @@ def test_what_counts_up_changes_nothing() -> None:
     mask[1, :4] = 0
     expected = layer(x, mask)[0]
     left = (mask.cumsum(1) - 1).clamp(min=0).long()
+    packed, bounds = x[:1], torch.tensor([0, 4, 9])
+    straight = layer(packed, cu_seqlens=bounds, position_ids=torch.arange(9)[None])[0]
+    assert torch.equal(straight, layer(packed, cu_seqlens=bounds)[0])
     for positions in (torch.arange(9)[None], torch.arange(5, 14).expand(2, 9), left, left + 1):
         assert torch.equal(layer(x, mask, position_ids=positions)[0], expected)
     others = {"position_embeddings": None, "cache_position": torch.arange(9), "is_causal": True}
@@ -85,6 +88,17 @@ BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
         {"cu_seqlens": torch.tensor([0, 6]), "cu_seq_lens_q": torch.tensor([0, 2, 6])},
         ValueError,
         "must be the same bounds",
+    ),
+    ({"cu_seqlens": [0, 6]}, TypeError, "cu_seqlens must"),
+    (
+        {"cu_seqlens": torch.tensor([0, 6]), "position_ids": torch.tensor([[0, 1, 0, 1, 2, 3]])},
+        ValueError,
+        r"a beginning at 2 and cu_seqlens \[0, 6\]",
+    ),
+    (
+        {"cu_seqlens": torch.tensor([0, 3, 6]), "seq_idx": torch.tensor([[0, 0, 1, 1, 1, 1]])},
+        ValueError,
+        "must begin anew where cu_seqlens do, or nowhere",
     ),
     ({"past_key_values": DynamicCache()}, TypeError, "must be LayerStates.*got DynamicCache"),
 )

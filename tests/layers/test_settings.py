@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -62,9 +63,8 @@ def behaviour(layer: VortAttention) -> list[Any]:
     """All that one can see of a layer: its parameters, its output, its state."""
     generator, states = torch.Generator().manual_seed(0), LayerStates()
     x = torch.randn(1, 12, layer.q_proj.in_features, generator=generator)
-    output, _ = layer.eval()(
-        x, entity_mask=torch.ones(1, 12), past_key_values=states, use_cache=True
-    )
+    marks = torch.ones(1, 12) if layer.memory.needs_entity else None
+    output, _ = layer.eval()(x, entity_mask=marks, past_key_values=states, use_cache=True)
     parameters = [(name, p.requires_grad, p.tolist()) for name, p in layer.named_parameters()]
     kept = {name: x.shape for name, x in states.load_state(0).items()}
     return [parameters, output.tolist(), kept, layer.state_size(50)]
@@ -120,6 +120,35 @@ def test_what_is_out_of_range_is_refused_by_name(name: str) -> None:
 def test_a_number_that_would_make_all_others_none_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be positive and finite, got"):
         LayerSettings(**{name: value})
+
+
+OF_ONE_MEMORY = {
+    "order_per_head": True,
+    "exponential_rate": 0.1,
+    "softmax_cache_size": 4,
+    "softmax_heavy_hitters": 4,
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE_MEMORY)
+def test_a_setting_of_one_memory_is_refused_where_there_is_another(name: str) -> None:
+    given, memory = {name: OF_ONE_MEMORY[name]}, CHANGES[name][1]["memory"]
+    for make in (VortAttention, VortConfig):
+        with pytest.raises(ValueError, match=f"{name} is for memory='{memory}', got memory='vort'"):
+            make(**SIZES, **given)
+        make(**SIZES, **given, memory=memory)
+    with pytest.raises(ValueError, match="got memory='gla' and 'vort'"):
+        VortConfig(**SIZES, **given, num_hidden_layers=2, layer_memories=["vort", "gla"])
+    VortConfig(**SIZES, **given, num_hidden_layers=2, layer_memories=["vort", memory])
+
+
+def test_numbers_are_of_their_kinds() -> None:
+    layer = VortAttention(hidden_size=np.int64(16), num_attention_heads=2.0)
+    assert (layer.num_heads, layer.head_dim) == (2, 8)
+    with pytest.raises(TypeError, match="hidden_size must be a whole number, got '32'"):
+        VortAttention(hidden_size="32", num_attention_heads=2)
+    with pytest.raises(TypeError, match=r"conv_size must be a whole number, got 2\.5"):
+        VortAttention(**SIZES, conv_size=2.5)
 
 
 def test_as_printed_means_the_same_everywhere() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.layers.cases import HIDDEN, KINDS, SIZES, in_pieces, layer_of, masks, unpadded
 from vort.fractional import PowerLawBasis, gl_kernel
 from vort.layers import LayerStates, VortAttention
-from vort.memories import MEMORIES, NoMemory
+from vort.memories import MEMORIES, LayerSettings, MemoryOutput, NoMemory
 from vort.ops.retention import exact_retention_with_kernel
 
 LAYERS = {kind: layer_of(kind).eval() for kind in KINDS}
@@ -214,6 +214,47 @@ def test_a_memory_of_ones_own_brings_its_settings() -> None:
     assert (layer.window, layer.convolution) == (SIZES["sliding_window"], None)
     with pytest.raises(ValueError, match="settings are given, so these have no use: horizon"):
         VortAttention(memory=memory, horizon=3)
+
+
+def test_a_memory_of_ones_own_that_cannot_be_meant_is_refused() -> None:
+    memory = NoMemory(**SIZES, conv_size=0)
+    wide = LayerSettings(**{**SIZES, "hidden_size": 2 * HIDDEN})
+    with pytest.raises(ValueError, match="must be those of the memory"):
+        VortAttention(wide, memory=memory)
+    for wrong in (NoMemory, torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match="memory must be a name or a Memory that is built, got"):
+            VortAttention(memory=wrong)
+
+
+class Silent(NoMemory):
+    """Gives no state, though nothing says that it keeps none; and too little."""
+
+    few = False
+
+    def forward(self, inputs: Any, state: Any = None, *, output_state: bool = False) -> Any:
+        found = super().forward(inputs, state).output
+        return MemoryOutput(found[:, :1] if self.few else found)
+
+
+def test_a_memory_that_gives_less_than_it_says_is_refused() -> None:
+    layer, x = VortAttention(memory=Silent(**SIZES)), torch.randn(2, 5, HIDDEN)
+    layer(x)
+    with pytest.raises(ValueError, match=r"Silent must give its state.*or set keeps_state"):
+        layer(x, past_key_values=LayerStates(), use_cache=True)
+    layer.memory.few = True
+    with pytest.raises(ValueError, match=r"an output for each of \[2, 5, 2\].*got \[2, 1, 2, 8\]"):
+        layer(x)
+
+
+@pytest.mark.parametrize("part", ["sliding_window", "conv_size"])
+def test_states_of_a_layer_with_other_parts_are_refused(part: str) -> None:
+    layers = VortAttention(**SIZES), VortAttention(**{**SIZES, part: 0})
+    x = torch.randn(2, 5, HIDDEN)
+    for one, other in (layers, layers[::-1]):
+        states = LayerStates()
+        one(x, past_key_values=states, use_cache=True)
+        with pytest.raises(ValueError, match="past_key_values must be of this layer, got those of"):
+            other(x, past_key_values=states, use_cache=True)
 
 
 PARTS = ("convolution", "q_norm", "k_norm", "norm")

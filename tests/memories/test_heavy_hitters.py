@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.memories.cases import inputs, made
+from tests.models.cases import model_of, tokens
 from vort.memories import MemoryInputs, SoftmaxMemory
 from vort.models import VortConfig, VortForCausalLM
 from vort.ops.padding import Padding
@@ -16,6 +17,17 @@ def test_with_room_for_all_it_is_full_attention(rope_theta: float | None) -> Non
     memory = made("softmax", softmax_heavy_hitters=20, rope_theta=rope_theta).eval()
     kept = memory(given).output
     torch.testing.assert_close(kept, full, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_static_cache_that_was_reset_is_empty() -> None:
+    model = model_of("softmax", softmax_heavy_hitters=6)
+    cache = model.new_cache(static=True)
+    model(tokens(2, 9, seed=1), past_key_values=cache, use_cache=True)
+    cache.reset()
+    ids = tokens(2, 12)
+    found = model(ids, past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(found, model(ids).logits)
 
 
 def test_pieces_with_a_state_equal_one_call() -> None:

@@ -46,7 +46,7 @@ class Rows:
 
     def __init__(self, model: VortModel, length: int) -> None:
         self.given = {"input_ids": torch.randint(VOCABULARY, (ROWS, length))}
-        if model.config.use_entity:
+        if model.needs_entity:
             self.given["entity_mask"] = (torch.rand(ROWS, length) < 0.3).long()
 
     def cut(self, start: int, end: int) -> dict[str, Tensor]:

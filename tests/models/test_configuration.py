@@ -142,7 +142,7 @@ def test_sizes_that_nobody_means_are_refused_before_anything_is_built(sizes, tmp
 
 @pytest.mark.parametrize("name", ["rope_theta", "exponential_rate", "rms_norm_eps"])
 def test_a_whole_number_is_a_number(name: str) -> None:
-    value = getattr(VortConfig(**{name: 10000}), name)
+    value = getattr(VortConfig(memory="exponential", **{name: 10000}), name)
     assert value == 10000
     assert isinstance(value, float)
     assert isinstance(getattr(LayerSettings(**{name: 10000}), name), float)
@@ -161,3 +161,8 @@ def test_an_attribute_that_somebody_adds_is_saved_and_comes_back(tmp_path) -> No
 
 def test_what_is_ignored_at_inference_is_a_list() -> None:
     assert isinstance(VortConfig.keys_to_ignore_at_inference, list)  # Trainer adds lists to it
+
+
+def test_attentions_are_refused_by_the_configuration_too() -> None:
+    with pytest.raises(ValueError, match="output_attentions must be off"):
+        config_of(output_attentions=True)

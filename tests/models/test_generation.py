@@ -3,6 +3,7 @@ import logging
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from tests.memories.cases import NAMES
@@ -428,3 +429,25 @@ def test_a_long_prompt_is_read_in_pieces(memory: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(prefill, "PIECE", 2 * (LONG // 3))
     assert torch.equal(model.generate(prompt, **options), whole)
     assert calls[:4] == [LONG // 3] * 3 + [LONG % 3][: LONG % 3 > 0] + [1] * (LONG % 3 == 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cu_seqlens", torch.tensor([0, 4, 8])),
+        ("cu_seq_lens_q", torch.tensor([0, 4, 8])),
+        ("position_ids", torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])),
+        ("seq_idx", torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_several_prompts_in_a_row_are_refused(name: str, value: Tensor) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be .*give each sequence a row, padded"):
+        model_of().generate(tokens(1, 8), **{name: value}, max_new_tokens=1, **GREEDY)
+
+
+def test_positions_that_count_up_may_be_given() -> None:
+    model, ids = model_of(), tokens(1, 8)
+    expected = model.generate(ids, max_new_tokens=2, **GREEDY)
+    found = model.generate(ids, position_ids=torch.arange(8)[None], max_new_tokens=2, **GREEDY)
+    assert torch.equal(found, expected)

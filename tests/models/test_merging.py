@@ -274,7 +274,7 @@ def test_texts_that_cannot_be_read_side_by_side_are_refused() -> None:
     subject = model()
     with pytest.raises(TypeError, match="several, got one"):
         VortSession.read_apart(subject, "a text")
-    with pytest.raises(ValueError, match="rows must be at least 1"):
+    with pytest.raises(ValueError, match="rows must be a whole number >= 1"):
         VortSession.read_apart(subject, [[1]], rows=0)
     with pytest.raises(ValueError, match=r"0\.\.31, got 32 at 1"):
         VortSession.read_apart(subject, [[1], [1, 32]])

@@ -1,6 +1,7 @@
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -279,6 +280,70 @@ def test_a_new_horizon_is_saved_with_the_model(tmp_path) -> None:
     loaded = VortForCausalLM.from_pretrained(tmp_path).eval()
     assert loaded.config.horizon == 4096
     torch.testing.assert_close(loaded(ids).logits, after, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("horizon", [0, -5, 2.5, True, "10", None, float("nan")])
+@torch.no_grad()
+def test_a_horizon_that_is_refused_changes_nothing(horizon: Any) -> None:
+    for model, error in ((model_of(), ValueError), (model_of("paper"), ValueError)):
+        ids = tokens(1, 30)
+        before = model(ids).logits, model.config.horizon
+        for asked in (model, model.model.layers[0].self_attn):
+            with pytest.raises(error, match="horizon must be a whole number >= 1, got"):
+                asked.set_horizon(horizon)
+        assert torch.equal(model(ids).logits, before[0])
+        assert model.config.horizon == before[1]
+
+
+@pytest.mark.parametrize("horizon", [4e3, np.int64(4000), torch.tensor(4000)], ids=repr)
+def test_a_horizon_is_a_whole_number_however_it_is_spelled(horizon: Any) -> None:
+    model = model_of()
+    model.set_horizon(horizon)
+    assert type(model.config.horizon) is int
+    assert model.config.horizon == model.model.memories[0].router.horizon == 4000
+
+
+@torch.no_grad()
+def test_an_entity_mask_is_looked_at_or_refused() -> None:
+    ids, model = tokens(2, 7), model_of(use_entity=True)
+    marks = torch.zeros(2, 9)
+    marks[:, 4] = 1
+    given = model(ids, entity_mask=marks).logits
+    assert torch.equal(given, model(ids, entity_mask=marks[:, 2:]).logits)
+    assert not torch.equal(given, model(ids).logits)
+    for wrong, words in ((marks[:1], r"\[2, 7 or more\]"), (marks[:, :6], "cover 7 positions")):
+        for asked, x in ((model, ids), (model.model.layers[0].self_attn, torch.randn(2, 7, 32))):
+            with pytest.raises(ValueError, match=f"entity_mask must.*{words}"):
+                asked(x, entity_mask=wrong)
+    for deaf in (model_of(), model_of("gla", use_entity=True)):
+        for asked, x in ((deaf, ids), (deaf.model.layers[0].self_attn, torch.randn(2, 7, 32))):
+            with pytest.raises(ValueError, match="entity_mask needs a memory that looks at it"):
+                asked(x, entity_mask=marks)
+
+
+def test_a_mask_of_a_past_that_is_not_there_is_refused() -> None:
+    model, mask = model_of(), torch.ones(2, 9)
+    for asked, x in (
+        (model, tokens(2, 7)),
+        (model.model.layers[0].self_attn, torch.ones(2, 7, 32)),
+    ):
+        with pytest.raises(ValueError, match="of 7 positions where past_key_values is None, got 9"):
+            asked(x, attention_mask=mask)
+
+
+@pytest.mark.parametrize("wrong", [0.5, float("nan"), 2.0])
+def test_a_mask_that_is_neither_is_refused(wrong: float) -> None:
+    mask = torch.ones(1, 7)
+    mask[0, 3] = wrong
+    with pytest.raises(ValueError, match=f"1 at tokens and 0 at padding, got {wrong:.3g} in it"):
+        model_of()(tokens(1, 7), attention_mask=mask)
+
+
+@torch.no_grad()
+def test_layers_that_look_at_no_entities_stand_beside_those_that_do() -> None:
+    model, ids = model_of(use_entity=True, layer_memories=["vort", "gla"]), tokens(2, 7)
+    marked = model(ids, entity_mask=torch.ones(2, 7)).logits
+    assert not torch.equal(marked, model(ids).logits)
 
 
 @torch.no_grad()

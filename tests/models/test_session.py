@@ -499,6 +499,16 @@ def test_wrong_input_is_named(model: VortForCausalLM) -> None:
         session.feed(torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="entity_mask must have one entry"):
         session.feed([1, 2], torch.ones(3))
+    for wrong in (None, b"bytes", ["It", "was"]):
+        kind = type(wrong).__name__
+        with pytest.raises(TypeError, match=f"tokens must be a text or token ids, got {kind}"):
+            session.feed(wrong)  # type: ignore[arg-type]
+    session.feed([1, 2])
+    with pytest.raises(TypeError, match="stop must be token ids, got the text 'end'"):
+        session.generate(3, stop="end")  # type: ignore[arg-type]
+    for size in (2.5, 0, "16"):
+        with pytest.raises(ValueError, match="chunk_size must be a whole number >= 1, got"):
+            VortSession(model, chunk_size=size)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="VortForCausalLM, got str"):
         VortSession("model")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="evaluation mode"):

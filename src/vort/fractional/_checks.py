@@ -4,6 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+
+
+def looks_at_values(x: Tensor) -> bool:
+    """Whether a look at the values of `x` costs no synchronisation, and breaks no graph."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def as_order(order: Any, name: str = "order") -> Tensor:
@@ -20,6 +26,8 @@ def check_order(order: Tensor, name: str = "order", low: float = 0.0) -> None:
     """Raise unless every element lies in (0, 1], or in [low, 1] for a positive `low`."""
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return  # what stands for a whole batch of numbers has no truth of its own
+    if order.is_meta or isinstance(order, FakeTensor):
+        return  # nor has what has a shape alone
     detached = order.detach()
     bad = ~((detached >= low) & (detached > 0) & (detached <= 1))
     if not bool(bad.any()):
@@ -30,9 +38,25 @@ def check_order(order: Tensor, name: str = "order", low: float = 0.0) -> None:
     raise ValueError(f"{name} must lie in {interval}, got {float(detached[index]):g}{where}")
 
 
+def check_lag(lag: Tensor) -> None:
+    """Raise unless every element is a whole number >= 0."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return  # what stands for a whole batch of numbers has no truth of its own
+    detached = lag.detach()
+    bad = ~(detached >= 0)
+    if lag.is_floating_point():
+        bad |= (detached != detached.floor()) | detached.isinf()
+    if bool(bad.any()):
+        index = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(f"lag must be whole numbers >= 0, got {float(detached[index]):g}")
+
+
 def check_at_least(value: Any, minimum: int, name: str) -> int:
     """`value` as an int, raising unless it is a whole number >= `minimum`."""
-    whole = minimum <= value < float("inf") and int(value) == value
+    try:
+        whole = minimum <= value < float("inf") and int(value) == value
+    except TypeError:  # no number
+        whole = False
     if isinstance(value, bool) or not whole:
         raise ValueError(f"{name} must be a whole number >= {minimum}, got {value!r}")
     return int(value)
@@ -40,7 +64,11 @@ def check_at_least(value: Any, minimum: int, name: str) -> int:
 
 def check_open_unit(value: float, name: str) -> float:
     """`value` as a float, raising unless it lies strictly between 0 and 1."""
-    if not 0.0 < value < 1.0:
+    try:
+        inside = 0.0 < value < 1.0
+    except TypeError:  # no number
+        inside = False
+    if not inside:
         raise ValueError(f"{name} must lie in (0, 1), got {value!r}")
     return float(value)
 

@@ -9,8 +9,9 @@ from torch._compile import _disable_dynamo
 from vort.names import refuse_unknown
 from vort.ops.local_attention.checks import check_cu_seqlens
 
-__all__ = ["CALLERS", "Packing", "check_call", "is_exporting"]
+__all__ = ["CALLERS", "NO_ATTENTIONS", "Packing", "check_call", "is_exporting"]
 
+NO_ATTENTIONS = "output_attentions must be off: a memory has no attention weights to show"
 # What callers of attention layers send and a layer has no use for: positions follow from what has
 # been seen, and there is no matrix of attention weights.
 CALLERS = (
@@ -38,7 +39,7 @@ def check_call(owner: str, given: dict[str, Any], known: tuple[str, ...]) -> Non
         return
     refuse_unknown(owner, given, (*known, *CALLERS), kind="argument")
     if given.get("output_attentions"):
-        raise ValueError("output_attentions must be off: a memory has no attention weights to show")
+        raise ValueError(NO_ATTENTIONS)
     if given.get("is_causal") is False:
         raise ValueError("is_causal must be True: what is to come is not in memory yet")
 
@@ -96,7 +97,11 @@ class Packing(NamedTuple):
         bounds = _one_of(cu_seqlens, cu_seq_lens_q, cu_seq_lens_k)
         if bounds is not None:
             # Values on a GPU are looked at where something stops its queue anyway.
-            check_cu_seqlens(bounds, batch, length, values=values or bounds.device.type == "cpu")
+            near = isinstance(bounds, Tensor) and bounds.device.type == "cpu"
+            check_cu_seqlens(bounds, batch, length, values=values or near)
+            traced = torch.compiler.is_compiling() or is_exporting()
+            if near and not traced and (position_ids is not None or seq_idx is not None):
+                _check_told(bounds, _starts(batch, length, None, position_ids, seq_idx))
             return cls(bounds, False)
         if length < 2 or (position_ids is None and seq_idx is None):
             return None
@@ -170,6 +175,17 @@ def _one_of(*given: Tensor | None) -> Tensor | None:
                 f"{other.tolist()} beside {found[0].tolist()}"
             )
     return found[0] if found else None
+
+
+def _check_told(bounds: Tensor, starts: Tensor | None) -> None:
+    """Refuse sequences that begin where bounds have none."""
+    begun = [] if starts is None else starts.tolist()
+    wrong = sorted({*begun} - {*bounds.tolist()})
+    if wrong:
+        raise ValueError(
+            "position_ids and seq_idx must begin anew where cu_seqlens do, or nowhere, got a "
+            f"beginning at {wrong[0]} and cu_seqlens {bounds.tolist()}"
+        )
 
 
 def _starts(

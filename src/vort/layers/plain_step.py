@@ -25,11 +25,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from vort.layers.cache import LayerStates
 from vort.layers.parts import RMSNorm, ShortConvolution, VortMLP
 from vort.layers.vort_attention import VortAttention
-from vort.memories import LayerSettings, State
+from vort.memories import LayerSettings, Memory, State
 from vort.memories.retention_memory import GateProjection, SpreadReading
 from vort.memories.vort import OrderProjection, Router, VortMemory
 from vort.ops.feature_maps import HedgehogFeatures
 from vort.ops.linear import is_watched
+from vort.ops.retention.recurrent import decay_in_parts
 
 __all__ = ["PlainStep", "fingerprint", "plain_step_for"]
 
@@ -46,11 +47,16 @@ _KNOWN = {
 }  # fmt: skip
 Array = NDArray[np.float32]
 _NAMES = ("conv", "local.k", "local.v", "local.seen", "memory.G", "memory.b")
+# What is made for a horizon.
+MADE_FOR = (Memory, Router)
 _steps: "WeakKeyDictionary[nn.Module, PlainStep]" = WeakKeyDictionary()
 
 
-def plain_step_for(model: Any, states: LayerStates) -> "PlainStep | None":
+def plain_step_for(model: Any, states: LayerStates, kind: type) -> "PlainStep | None":
     """What moves `states` on by a token of one row; None: the model has to be called.
+
+    kind: the class of the model's blocks, whose `forward` adds what attention and MLP make of their
+    norms; blocks of any other class are called.
 
     Every token asks whether weights or modules are others, or somebody watches a module. When a row
     of steps begins all else is asked, what the weights hold among it: not all that writes to them
@@ -60,8 +66,7 @@ def plain_step_for(model: Any, states: LayerStates) -> "PlainStep | None":
     known = _steps.get(model)
     if known is not None and known.goes_on(model, states):
         return known
-    blocks = model.model.layers
-    if not all(type(block.self_attn.memory) is VortMemory for block in blocks) or not _fits(model):
+    if not _fits(model, kind):
         return None
     if known is None or known.made_for != (fingerprint(model), _contents(model)):
         known = _steps[model] = PlainStep(model)
@@ -71,8 +76,8 @@ def plain_step_for(model: Any, states: LayerStates) -> "PlainStep | None":
 def fingerprint(model: Any) -> int:
     """Of weights, by place and version, and of horizons: what is made of them knows no others."""
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
-    memories = [block.self_attn.memory for block in model.model.layers]
-    horizons = [getattr(getattr(m, "router", m), "horizon", None) for m in memories]
+    # not by way of layers, which somebody may have wrapped
+    horizons = [getattr(m, "horizon", None) for m in model.modules() if isinstance(m, MADE_FOR)]
     return hash((*weights, *horizons))
 
 
@@ -303,8 +308,14 @@ class _Block:
         maps = torch.cat([memory.query_map.weight, memory.key_map.weight]).detach()
         self.maps = torch.cat([maps, -maps], -1).contiguous().numpy()
         features = self.maps.shape[-1]
-        forget = torch.expm1(router.log_decay(torch.device("cpu")).detach())
-        self.forget, self.forget_b = forget[:, None], forget.repeat_interleave(features).numpy()
+        kept, aged = decay_in_parts(router.log_decay(torch.device("cpu")).detach())
+        self.aged = aged[:, None]
+        self.kept_b, self.aged_b = (x.repeat_interleave(features).numpy() for x in (kept, aged))
+        # Rows of the scales of which nothing is kept, and what a step leaves of them.
+        self.fast = [
+            (slice(s * features, (s + 1) * features), aged[s].numpy())
+            for s in (kept == 0).nonzero().flatten().tolist()
+        ]
         self.memory_eps = memory.eps
         every, spread = _Twins.made(3 * heads, dim), _Twins.made(2 * heads, scales, features)
         self.every, self.value_rows = every.array, every.tensor[2 * heads :, None]
@@ -341,11 +352,13 @@ class _Block:
         np.multiply(weights[..., None], features.reshape(2 * heads, 1, -1), out=self.spread)
         # What is forgotten is small beside the state, and is taken off as it is: 1 less it would
         # be rounded.
-        torch.addcmul(before.scales, before.scales, self.forget, out=after.scales)
+        torch.addcmul(before.scales, before.scales, self.aged, out=after.scales)
+        for rows, share in self.fast:
+            np.multiply(before.read[:, rows], share, out=after.read[:, rows])
         after.G.addcmul_(self.key_columns, self.value_rows)
-        np.multiply(before.b, self.forget_b, out=after.b)
+        np.multiply(before.b, self.aged_b, out=after.b)
         after.b += self.written
-        after.b += before.b
+        after.b += before.b * self.kept_b
         found = np.matmul(self.queries[:, None], after.read)[:, 0]
         found /= (np.abs(np.vecdot(self.queries, after.b)) + self.memory_eps)[:, None]
         found += local
@@ -440,16 +453,19 @@ def _exponents(router: Router) -> Tensor:
     return torch.cat([first, padded[1:]]).t().to(torch.float32).contiguous()
 
 
-def _fits(model: Any) -> bool:
+def _fits(model: Any, kind: type) -> bool:
     """Whether every part is what a step knows, in float32 on a CPU, and nobody watches it."""
-    weights = list(model.parameters())
+    base, head, weights = model.model, model.lm_head, list(model.parameters())
+    # States go by the number of a layer, which here is its place.
+    blocks = list(enumerate(base.layers))
+    if not all(type(block) is kind and _block_fits(block, place) for place, block in blocks):
+        return False
     if sum(p.numel() for p in weights) > LARGEST or is_watched(*model.modules()):
         return False
     if any(p.dtype != torch.float32 or p.device.type != "cpu" or p.is_inference() for p in weights):
         return False
     if any(type(p) is not nn.Parameter or not p.is_contiguous() for p in weights):
         return False
-    base, head = model.model, model.lm_head
     plain = type(base.embed_tokens) is nn.Embedding and _are_linear(head)
     plain = plain and base.embed_tokens.max_norm is None and type(base.norm) is RMSNorm
     first = base.layers[0].self_attn
@@ -457,14 +473,16 @@ def _fits(model: Any) -> bool:
         (block.self_attn.window, block.self_attn.rope_base) == (first.window, first.rope_base)
         for block in base.layers
     )
-    return plain and alike and all(_block_fits(block) for block in base.layers)
+    return plain and alike
 
 
-def _block_fits(block: Any) -> bool:
+def _block_fits(block: Any, place: int) -> bool:
     layer, mlp = block.self_attn, block.mlp
-    if type(layer) is not VortAttention or type(mlp) is not VortMLP:
+    if type(layer) is not VortAttention or type(mlp) is not VortMLP or layer.layer_idx != place:
         return False
     memory: Any = layer.memory
+    if type(memory) is not VortMemory:
+        return False
     router, heads = memory.router, layer.num_heads
     norms: Sequence[Any] = (
         block.input_layernorm, block.post_attention_layernorm,

@@ -20,11 +20,11 @@ from vort.memories import (
     State,
 )
 from vort.memories.retention_memory import RetentionMemory
-from vort.memories.settings import settings_of
+from vort.memories.settings import check_meant, settings_of
 from vort.ops.asked import Asked, linear_of_asked, norm_of_asked, pick
 from vort.ops.linear import Norm, gated_norm_linear, is_bare, is_plain, is_watched, products
 from vort.ops.local_attention.local import LocalState, attend_locally
-from vort.ops.padding import Padding, pad_packed, present
+from vort.ops.padding import Padding, check_no_past, pad_packed, present
 from vort.ops.rms_norm import rms_norm
 from vort.ops.short_convolution import Heads, computed_again, to_heads
 
@@ -93,14 +93,26 @@ class VortAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        given: object = memory
+        if not isinstance(given, Memory | str | None):
+            shown = given.__name__ if isinstance(given, type) else type(given).__name__
+            raise TypeError(f"memory must be a name or a Memory that is built, got {shown}")
         if isinstance(memory, str):
             options["memory"] = memory
         elif memory is not None and settings is None:
             settings = memory.settings
         s = settings_of("VortAttention", settings, options)
+        if settings is None:
+            check_meant(s, [s.memory])
         # First of all parts: what it draws at random comes before the projections.
         memory = memory if isinstance(memory, Memory) else MEMORIES[s.memory](s)
         heads, kv_heads, head_dim = s.head_sizes()
+        theirs = memory.settings.hidden_size, *memory.settings.head_sizes()
+        if theirs != (s.hidden_size, heads, kv_heads, head_dim):
+            raise ValueError(
+                "hidden_size, heads, key and value heads and head_dim must be those of the memory, "
+                f"{theirs}, got {(s.hidden_size, heads, kv_heads, head_dim)}"
+            )
         self.num_heads, self.num_key_value_heads, self.head_dim = heads, kv_heads, head_dim
         self.window, self.rope_base = s.sliding_window, s.rope_theta
         self.layer_idx = layer_idx
@@ -185,7 +197,8 @@ class VortAttention(nn.Module):
             use_cache: whether to keep the state after the last token.
             cu_seqlens: `[N + 1]` bounds of N sequences packed into one row, B = 1. States then
                 count sequences.
-            entity_mask: `[B, T]`, 1 at tokens of a named entity.
+            entity_mask: `[B, T]`, or `[B, past + T]`: 1 at tokens of a named entity; for a memory
+                that looks at it (`use_entity`).
             output_orders: return a third element, the orders `[B, T, H]` (None if the memory has
                 none).
             part: where sequences are cut over processes, this one's part (`vort.distributed`).
@@ -199,9 +212,15 @@ class VortAttention(nn.Module):
             kind = type(found).__name__
             raise TypeError(f"past_key_values must be LayerStates (or a VortCache), got {kind}")
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
+        batch, length = hidden_states.shape[:2]
+        if entity_mask is not None:
+            if not self.memory.needs_entity:
+                raise ValueError("entity_mask needs a memory that looks at it: set use_entity=True")
+            entity_mask = present(entity_mask, batch, length, "entity_mask")
+        if attention_mask is not None and past_key_values is None:
+            check_no_past(attention_mask, length)
         if cu_seqlens is not None or kwargs:
             check_call("VortAttention", kwargs, _ARGUMENTS)
-            batch, length = hidden_states.shape[:2]
             mask = None if attention_mask is None else present(attention_mask, batch, length)
             if cu_seqlens is not None and mask is not None:
                 raise ValueError("give attention_mask or cu_seqlens, not both")
@@ -285,7 +304,7 @@ class VortAttention(nn.Module):
         rest = (padding, packed, use_cache, in_place, delta, first, asked)
         piece = _Piece(x, entity_mask, *rest)
         before = None if past_key_values is None else past_key_values.load_state(self.layer_idx)
-        _check_rows(before, x.shape[0])
+        self._check_states(before, x.shape[0])
         mixed = self._mix(piece, before)
         if use_cache and past_key_values is not None:
             past_key_values.store_state(self.layer_idx, mixed.state, length)
@@ -301,6 +320,24 @@ class VortAttention(nn.Module):
         if not output_orders:
             return residual, output, None
         return residual, output, None, None if mixed.order is None else back(mixed.order)
+
+    def _check_states(self, state: State | None, rows: int) -> None:
+        """Refuse those of more or fewer sequences, or of a layer with other parts."""
+        if state is None:
+            return
+        held = next((len(x) for x in state.values()), rows)
+        if held != rows:  # memories would repeat one for all
+            raise ValueError(
+                f"past_key_values must be of as many sequences as there are rows, {rows}, "
+                f"got {held}"
+            )
+        has = ("local.seen" in state, "conv" in state)
+        if has != (self.window > 0, self.convolution is not None):
+            parts = ("a window" if has[0] else "no window", "a" if has[1] else "no")
+            raise ValueError(
+                f"past_key_values must be of this layer, got those of one with {parts[0]} and "
+                f"{parts[1]} short convolution"
+            )
 
     def _packed(
         self,
@@ -340,6 +377,16 @@ class VortAttention(nn.Module):
         past = None if before is None else _below(before, "memory.")
         inputs = MemoryInputs(x, q, k, v, *rest, mapped=heads.mapped, asked=piece.asked)
         found: MemoryOutput = self.memory(inputs, past, output_state=piece.output_state)
+        if piece.asked is None and found.output.shape[:3] != q.shape[:3]:
+            raise ValueError(
+                f"{type(self.memory).__name__} must give an output for each of "
+                f"{list(q.shape[:3])} positions and heads, got {list(found.output.shape)}"
+            )
+        if piece.output_state and found.state is None and self.memory.keeps_state:
+            raise ValueError(
+                f"{type(self.memory).__name__} must give its state where output_state is asked "
+                "for, or set keeps_state = False"
+            )
         if found.state is not None:
             after.update({f"memory.{name}": value for name, value in found.state.items()})
         output = self._join(x, found.output, local, gate, piece.asked)
@@ -527,15 +574,6 @@ class VortAttention(nn.Module):
         if state is not None:
             after.update({f"local.{name}": value for name, value in state._asdict().items()})
         return output, entropy
-
-
-def _check_rows(state: State | None, rows: int) -> None:
-    """Refuse a state of more or fewer sequences: memories would repeat one for all."""
-    held = rows if state is None else next((len(x) for x in state.values()), rows)
-    if held != rows:
-        raise ValueError(
-            f"past_key_values must be of as many sequences as there are rows, {rows}, got {held}"
-        )
 
 
 def _below(state: State, prefix: str) -> dict[str, Tensor]:

@@ -184,6 +184,11 @@ class Memory(nn.Module, ABC):
         """Whether the layer must compute the entropy of its local attention."""
         return False
 
+    @property
+    def needs_entity(self) -> bool:
+        """Whether it looks at the entity indicator; a layer refuses one that nobody looks at."""
+        return False
+
     def along(self, x: Tensor) -> Along | None:
         """Weights whose product with hidden states like x the layer should take; None: none."""
         return None

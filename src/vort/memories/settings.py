@@ -1,14 +1,15 @@
 """Every setting of a layer and its memory: spelled once, with one default, for layer and model."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vort.names import check_choice, refuse_unknown
+from vort.names import check_choice, refuse_unknown, typed
 from vort.ops.feature_maps import FEATURE_MAPS
 from vort.ops.retention import NORMALIZERS
 
-__all__ = ["PAPER", "LayerSettings", "settings_of"]
+__all__ = ["PAPER", "LayerSettings", "check_meant", "settings_of"]
 
 # The layer as the paper writes it: K banks of fixed orders with S Gauss-Legendre terms each
 # (corrected, see docs/errata.md), routed by hidden state, entropy and entity indicator; FAVOR+
@@ -28,6 +29,15 @@ PAPER: dict[str, Any] = {
     "qk_norm": False,
     "output_norm": False,
     "output_gate": False,
+}
+
+
+# Settings that mean nothing to other memories; what the exact kernel cannot have it refuses itself.
+_OF_ONE_MEMORY = {
+    "order_per_head": ("uniform_power_law", "exact_power_law"),
+    "exponential_rate": ("exponential",),
+    "softmax_cache_size": ("softmax",),
+    "softmax_heavy_hitters": ("softmax",),
 }
 
 
@@ -255,11 +265,24 @@ class LayerSettings:
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim
 
 
+def check_meant(settings: LayerSettings, memories: Collection[str]) -> None:
+    """Refuse settings of one memory where none of `memories` is that one.
+
+    >>> check_meant(LayerSettings(order_per_head=True), ["vort"])
+    Traceback (most recent call last):
+    ValueError: order_per_head is for memory='uniform_power_law', got memory='vort'
+    """
+    for name, its in _OF_ONE_MEMORY.items():
+        if getattr(settings, name) not in (None, False) and not {*its} & {*memories}:
+            shown = " and ".join(map(repr, sorted({*memories})))
+            raise ValueError(f"{name} is for memory={its[0]!r}, got memory={shown}")
+
+
 def settings_of(owner: str, given: LayerSettings | None, options: dict[str, Any]) -> LayerSettings:
     """What `owner` is made from: settings as they are, or new ones from keywords; not both."""
     if given is None:
         refuse_unknown(owner, options, [field.name for field in fields(LayerSettings)])
-        return LayerSettings(**options)
+        return LayerSettings(**typed(LayerSettings, options))
     if options:
         raise ValueError(f"settings are given, so these have no use: {', '.join(sorted(options))}")
     return given

@@ -143,7 +143,9 @@ class _HeavyHitters:
             self.seen = torch.zeros(batch, dtype=torch.int64, device=k.device)
         else:
             self.k, self.v, self.seen = state["k"].clone(), state["v"].clone(), state["seen"]
-            self.score, self.position = state["score"].clone(), state["position"].clone()
+            self.score, held = state["score"].clone(), state["position"]
+            # A cache that was reset in place holds zeros.
+            self.position = held.masked_fill(self.seen[:, None, None] == 0, -1)
         if memory.rope_base is not None:
             position = self.seen[:, None] + torch.arange(length, device=k.device)
             q, k = (apply_rope(x, position, memory.rope_base) for x in (q, k))

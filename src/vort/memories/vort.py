@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.fractional import PowerLawBasis
+from vort.fractional._checks import check_at_least
 from vort.fractional.bounds import bank_orders
 from vort.memories.interface import Along, MemoryInputs, StepWeights
 from vort.memories.retention_memory import (
@@ -54,6 +55,11 @@ class VortMemory(RetentionMemory):
     def needs_entropy(self) -> bool:
         """Whether the router sees the entropy of local attention."""
         return self.router.use_entropy
+
+    @property
+    def needs_entity(self) -> bool:
+        """Whether the router sees who is an entity."""
+        return self.router.use_entity
 
     @without_queries
     def route(self, inputs: MemoryInputs) -> Routing:
@@ -291,14 +297,13 @@ class Router(nn.Module):
         return self._banks[device]
 
     def _calibrate(self, horizon: int) -> None:
-        """Rates and weights for a horizon."""
-        self.horizon = horizon
-        self._on_device: dict[torch.device, Tensor] = {}
-        self._banks: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        """Rates and weights for a horizon; a horizon that is refused changes nothing."""
+        horizon = check_at_least(horizon, 1, "horizon")
         banks, scales = self._rule
         if self.routing == "continuous":
             self.basis = fit_basis(horizon, scales, self.order_min, self.leak)
             self._log_decay = self.basis.log_decay
+            self._made_for(horizon)
             return
         # Constants, so not on the meta device where Hugging Face builds a model to be loaded.
         with torch.device("cpu"):
@@ -309,6 +314,12 @@ class Router(nn.Module):
             )
         self._bank_orders, self._bank_table = orders.float(), table[0, :, 0].float()
         self._log_decay = decay.float()
+        self._made_for(horizon)
+
+    def _made_for(self, horizon: int) -> None:
+        self.horizon = horizon
+        self._on_device: dict[torch.device, Tensor] = {}
+        self._banks: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def extra_repr(self) -> str:
         """What the kernels are made for."""

@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from vort.layers import RMSNorm, VortAttention
 from vort.layers.parts import VortMLP
 from vort.layers.step import attention_step
+from vort.memories import Memory
 from vort.models.configuration_vort import VortConfig
 from vort.ops.asked import Asked, norm_of_asked, pick
 from vort.ops.gpu.launcher import kernels_take
@@ -45,14 +46,14 @@ class VortBlock(GradientCheckpointingLayer):
         self, hidden_states: Tensor, delta: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`forward`, the last sum left to whoever reads it: hidden states, delta, orders."""
+        if kwargs.get("entity_mask") is not None and not memory_in(self).needs_entity:
+            kwargs["entity_mask"] = None  # it is for other layers
         stepped = self._step(hidden_states, delta, **kwargs)
         if stepped is not None:
             return stepped, None, None
         attention, mlp = self.self_attn, self.mlp
         norms = (self.input_layernorm, self.post_attention_layernorm)
-        projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        watched = is_watched(attention, mlp) or not are_bare(*norms)
-        if is_plain(hidden_states, *projections) and not watched:
+        if self.has_own_parts and are_bare(*norms) and is_plain(hidden_states, *mlp.children()):
             found = attention.after_norm(norms[0], hidden_states, delta=delta, **kwargs)
             hidden_states, *mixed = found
             hidden_states, delta = mlp.after_norm(norms[1], hidden_states, mixed[0])
@@ -63,11 +64,21 @@ class VortBlock(GradientCheckpointingLayer):
             hidden_states, delta = hidden_states + mlp(norms[1](hidden_states)), None
         return hidden_states, delta, mixed[2] if len(mixed) > 2 else None
 
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether attention and MLP are ours, and nobody has wrapped or hooked them.
+
+        Else they are called.
+        """
+        attention, mlp = self.self_attn, self.mlp
+        ours = type(attention) is VortAttention and type(mlp) is VortMLP
+        return ours and not is_watched(attention, mlp)
+
     def takes_asked(self, asked: Asked) -> bool:
         """Whether `of_asked` does what `forward` would: all parts are ours, and nobody watches."""
-        attention, mlp = self.self_attn, self.mlp
-        if type(mlp) is not VortMLP or is_watched(self, attention, mlp):
+        if not self.has_own_parts or is_watched(self):
             return False
+        attention, mlp = self.self_attn, self.mlp
         norms = [self.post_attention_layernorm, *([attention.norm] if attention.norm else [])]
         projections = [attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         if asked.late:
@@ -113,7 +124,7 @@ class VortBlock(GradientCheckpointingLayer):
         if given or x.shape[1] != 1:
             return None
         mlp, norms = self.mlp, (self.input_layernorm, self.post_attention_layernorm)
-        if type(mlp) is not VortMLP or is_watched(self.self_attn, mlp) or not are_bare(*norms):
+        if not self.has_own_parts or not are_bare(*norms):
             return None
         if not is_plain(x, *mlp.children()) or not few_rows(x, *mlp.parameters()):
             return None
@@ -183,6 +194,16 @@ def _parameters_of_attention(config: VortConfig) -> int:
                 made = VortAttention(config.of_layer(layer))
             counts[kind(layer)] = sum(parameter.numel() for parameter in made.parameters())
     return round(sum(counts[kind(layer)] for layer in layers) / len(layers))
+
+
+def memory_in(block: nn.Module) -> Memory:
+    """The memory of a block, or of what has wrapped the block or a part of it."""
+    found = getattr(getattr(block, "self_attn", None), "memory", None)
+    if not isinstance(found, Memory):
+        found = next((each for each in block.modules() if isinstance(each, Memory)), None)
+    if found is None:
+        raise TypeError(f"a block must hold a Memory, got {type(block).__name__} without one")
+    return found
 
 
 def are_bare(*norms: nn.Module) -> bool:

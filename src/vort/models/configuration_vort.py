@@ -14,7 +14,9 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 
+from vort.layers.packing import NO_ATTENTIONS
 from vort.memories import MEMORIES, PAPER, LayerSettings
+from vort.memories.settings import check_meant
 from vort.models.folder import AUTO_MAP, check_files, teach_peft, write_code
 from vort.names import check_choice, refuse_unknown
 
@@ -112,6 +114,9 @@ class VortConfig(PreTrainedConfig, LayerSettings):
         self._name_memories()
         LayerSettings.__post_init__(self)
         self._check_layers()
+        check_meant(self, self.layer_memories or [self.memory])
+        if kwargs.get("output_attentions"):
+            raise ValueError(NO_ATTENTIONS)
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 32) * 32
         self._check_room()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vort.layers.plain_step import PlainStep, fingerprint, plain_step_for
+from vort.models.block import VortBlock
 from vort.models.cache_vort import VortCache, dense_state
 from vort.ops.custom import traced
 from vort.ops.linear import few_rows, is_plain, is_watched
@@ -134,7 +135,7 @@ def step_for(model: Any, cache: VortCache, tokens: Tensor) -> PlainStep | None:
         return None
     if torch.is_autocast_enabled("cpu") or traced(tokens):
         return None
-    return plain_step_for(model, cache)
+    return plain_step_for(model, cache, VortBlock)
 
 
 def _may_replay(model: Any, tokens: Tensor) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, MaxLengthCriteria
 
+from vort.layers.packing import Packing
 from vort.models.cache_vort import VortCache, wrong_cache
 from vort.models.decoding import is_steady
 from vort.ops.gpu.launcher import has_triton
@@ -49,6 +50,7 @@ class VortGenerationMixin(GenerationMixin):
         given = model_kwargs.get("past_key_values")
         if given is not None and not isinstance(given, VortCache):
             raise TypeError(wrong_cache(given))
+        _refuse_packed(model_kwargs)
         checkpointed = self.model.gradient_checkpointing and self.model.training
         if checkpointed or not self.model.keeps_state:
             # Every token is then read anew with all before it.
@@ -146,6 +148,25 @@ class VortGenerationMixin(GenerationMixin):
             entities = nn.functional.pad(entity_mask, (0, generated))
             inputs["entity_mask"] = _marks_of(entities, seen, tokens.shape[1])
         return inputs
+
+
+def _refuse_packed(given: dict[str, Any]) -> None:
+    """Refuse several sequences in a row: what is generated comes after the row."""
+    for name in ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k"):
+        if given.get(name) is not None:
+            raise ValueError(f"{name} must be None in generate: give each sequence a row, padded")
+    for name in ("position_ids", "seq_idx"):
+        numbers = given.get(name)
+        if numbers is None or numbers.dim() != 2:
+            continue
+        mask = given.get("attention_mask")
+        fits = mask is not None and mask.shape == numbers.shape
+        batch, length = numbers.shape
+        if Packing.of(batch, length, mask if fits else None, **{name: numbers}) is not None:
+            raise ValueError(
+                f"{name} must be of one sequence a row in generate: give each sequence a row, "
+                "padded"
+            )
 
 
 def _check_past(cache: VortCache, left: int | None, mask: Tensor | None) -> None:

@@ -120,7 +120,7 @@ def _check_rows(caches: Sequence[VortCache]) -> None:
 
 def _aged(model: Any, cache: VortCache, index: int, steps: Tensor) -> dict[str, Tensor]:
     """The memory of a layer after `steps` `[B]`, once it is sure to be one that it could have."""
-    memory = model.get_decoder().layers[index].self_attn.memory
+    memory = model.get_decoder().memories[index]
     state = _memory_of(_state(cache, index))
     held = sum(x.numel() for x in state.values()) // len(steps)
     size = memory.state_size()

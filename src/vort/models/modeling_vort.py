@@ -10,15 +10,17 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
+from vort.fractional._checks import check_at_least
 from vort.layers import LayerStates, RMSNorm
 from vort.layers.packing import Packing, check_call, is_exporting
 from vort.layers.parts import VortMLP
 from vort.memories import Memory
 from vort.memories.retention_memory import RetentionMemory
-from vort.models.block import VortBlock, are_bare, mlp_width
+from vort.models.block import VortBlock, are_bare, memory_in, mlp_width
 from vort.models.cache_vort import VortCache, wrong_cache
 from vort.models.configuration_vort import VortConfig
 from vort.models.decoding import can_record, fingerprint, graph_for, step_for
@@ -30,7 +32,7 @@ from vort.ops.asked import Asked, check_places, check_range, norm_of_asked
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import has_triton, transformed
 from vort.ops.linear import is_plain, is_watched, linear_cross_entropy, products
-from vort.ops.padding import may_look, present
+from vort.ops.padding import check_no_past, may_look, present
 
 __all__ = ["VortBlock", "VortForCausalLM", "VortMLP", "VortModel", "mlp_width"]
 
@@ -149,6 +151,7 @@ class VortModel(VortPreTrainedModel):
         before are void. Where layers differ, those without one stay as they are, and so do those
         with one of their own (`layer_settings`).
         """
+        check_at_least(horizon, 1, "horizon")
         own = ["horizon" in self.config.own_settings(i) for i in range(len(self.layers))]
         if all(own):
             raise ValueError("set_horizon needs a layer without a horizon of its own, got none")
@@ -156,18 +159,22 @@ class VortModel(VortPreTrainedModel):
         made_for_one = [m for m in shared if type(m).set_horizon is not Memory.set_horizon]
         for memory in made_for_one or shared:
             memory.set_horizon(horizon)
-        self.config.horizon = horizon
+        self.config.horizon = int(horizon)
 
     @property
     def memories(self) -> list[Memory]:
-        """What each layer keeps of the past."""
-        blocks: Any = self.layers
-        return [block.self_attn.memory for block in blocks]
+        """What each layer keeps of the past; it is found within what has wrapped a layer."""
+        return [memory_in(block) for block in self.layers]
 
     @property
     def keeps_state(self) -> bool:
         """Whether a state stands for the past in every layer."""
         return all(memory.keeps_state for memory in self.memories)
+
+    @property
+    def needs_entity(self) -> bool:
+        """Whether any layer looks at an `entity_mask`; else one is refused."""
+        return any(memory.needs_entity for memory in self.memories)
 
     def new_cache(
         self, *, static: bool = False, state_dtype: torch.dtype = torch.float32
@@ -210,7 +217,8 @@ class VortModel(VortPreTrainedModel):
             use_cache: keep the memory after the last token. Default: config.use_cache, but not
                 in training, nor where the memory has no state or rows are packed by position_ids.
             cu_seqlens: `[N + 1]` bounds of sequences packed into one row.
-            entity_mask: `[B, T]`, 1 at tokens of a named entity.
+            entity_mask: `[B, T]`, or `[B, past + T]`: 1 at tokens of a named entity; for memories
+                that look at it (`use_entity`).
             output_hidden_states: also return the input of every block and the last output.
             output_orders: also return the orders of every layer.
             return_dict: False for a tuple.
@@ -240,6 +248,8 @@ class VortModel(VortPreTrainedModel):
                 "input_ids must be [B, T], or inputs_embeds [B, T, hidden_size], "
                 f"got shape {tuple(given)}"
             )
+        if attention_mask is not None and past_key_values is None:
+            check_no_past(attention_mask, hidden.shape[1])
         mask = _mask_of(attention_mask, hidden)
         packing = self._packing(
             hidden, mask, past_key_values, cu_seqlens, position_ids, seq_idx, kwargs
@@ -261,6 +271,10 @@ class VortModel(VortPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         shape = hidden.shape[0], hidden.shape[1]
+        if entity_mask is not None:
+            if not self.needs_entity:
+                raise ValueError("entity_mask needs a memory that looks at it: set use_entity=True")
+            entity_mask = present(entity_mask, *shape, "entity_mask")
         if packing is None and mask is not None and part is None:
             packing = self._without_padding(hidden, mask, past_key_values)
         if packing is not None:
@@ -337,7 +351,9 @@ class VortModel(VortPreTrainedModel):
             return None
         # Others take packed rows a sequence at a time; and whoever looks on expects rows.
         known = all(
-            type(block) is VortBlock and isinstance(block.self_attn.memory, RetentionMemory)
+            type(block) is VortBlock
+            and block.has_own_parts
+            and isinstance(block.self_attn.memory, RetentionMemory)
             for block in self.layers
         )
         if not known or is_watched(*self.layers):
@@ -374,12 +390,12 @@ class VortModel(VortPreTrainedModel):
         whole = whole or not is_plain(hidden) or not are_bare(self.norm)
         delta: Tensor | None = None
         for block in self.layers[: None if asked is None else -1]:
-            if whole or is_watched(block):
+            if whole or type(block) is not VortBlock or is_watched(block):
                 hidden = hidden if delta is None else hidden + delta
                 states.append(hidden)
                 (hidden, order), delta = block(hidden, **options), None
             else:
-                hidden, delta, order = block.deferred(hidden, delta, **options)  # type: ignore[operator]
+                hidden, delta, order = block.deferred(hidden, delta, **options)
             orders.append(order)
         if asked is not None:
             last: Any = self.layers[-1]
@@ -511,7 +527,8 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
         if targets is not None and not targets.shape[1]:
             raise ValueError(f"labels must be of at least one position, got {list(targets.shape)}")
         whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
-        if targets is not None and self.training and whole and is_plain(hidden, self.lm_head):
+        usual = self.training and whole and self.loss_function is ForCausalLMLoss
+        if targets is not None and usual and is_plain(hidden, self.lm_head):
             count = num_items_in_batch
             count = (targets != -100).sum() if count is None else count
             total: Any = linear_cross_entropy(hidden, self.lm_head.weight, targets)

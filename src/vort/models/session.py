@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import vort
+from vort.fractional._checks import check_at_least
 from vort.memories import LayerSettings
 from vort.models.cache_vort import VortCache
 from vort.models.configuration_vort import VortConfig
@@ -101,8 +102,8 @@ class VortSession(Session):
         >>> [session.tokens_seen for session in found]
         [4, 8, 0]
         """
-        if rows < 1:
-            raise ValueError(f"rows must be at least 1, got {rows}")
+        rows = check_at_least(rows, 1, "rows")
+        chunk_size = check_at_least(chunk_size, 1, "chunk_size")
         if isinstance(texts, str):
             raise TypeError("texts must be several, got one: feed it to a session")
         found = [cls(model, tokenizer, chunk_size=chunk_size, seed=seed) for _ in texts]

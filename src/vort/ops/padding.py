@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vort.ops.custom import traced
 from vort.ops.gpu.launcher import transformed
 
 __all__ = [
     "Padding",
     "check_lengths",
+    "check_no_past",
     "keep_last",
     "may_look",
     "not_looking",
@@ -39,7 +41,7 @@ def not_looking() -> Iterator[None]:
 
 def may_look(mask: Tensor) -> bool:
     """Whether a number of it may be asked for: not where something traces or records."""
-    if torch.compiler.is_compiling() or not _looks.get():
+    if traced(mask) or not _looks.get():
         return False
     return not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
 
@@ -101,27 +103,38 @@ class Padding(NamedTuple):
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0))
 
 
-def present(attention_mask: Tensor, batch: int, length: int) -> Tensor:
+def present(given: Tensor, batch: int, length: int, name: str = "attention_mask") -> Tensor:
     """The mask of the last `length` positions, `[B, length]`; refused where it does not cover them.
 
     A mask of past and present positions comes with a cache: the past has been dealt with.
     """
-    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch:
+    if given.dim() != 2 or given.shape[0] != batch:
         raise ValueError(
-            f"attention_mask must be [{batch}, {length} or more], "
-            f"got shape {tuple(attention_mask.shape)}"
+            f"{name} must be [{batch}, {length} or more], got shape {tuple(given.shape)}"
         )
-    if attention_mask.shape[1] < length:
-        raise ValueError(
-            f"attention_mask must cover {length} positions, got {attention_mask.shape[1]}"
-        )
-    mask = attention_mask[:, attention_mask.shape[1] - length :]
-    if mask.is_floating_point() and may_look(mask) and bool((mask < 0).any()):
-        raise ValueError(
-            "attention_mask must be 1 at tokens and 0 at padding, got one that is added to scores, "
-            f"with {mask.min().item():.3g} in it"
-        )
+    if given.shape[1] < length:
+        raise ValueError(f"{name} must cover {length} positions, got {given.shape[1]}")
+    mask = given[:, given.shape[1] - length :]
+    if name != "attention_mask":
+        return mask
+    if mask.is_floating_point() and may_look(mask):
+        wrong = mask[(mask != 0) & (mask != 1)]
+        if wrong.numel():
+            added = " one that is added to scores, with" if bool((wrong < 0).any()) else ""
+            raise ValueError(
+                f"attention_mask must be 1 at tokens and 0 at padding, got{added} "
+                f"{wrong.min().item():.3g} in it"
+            )
     return mask
+
+
+def check_no_past(attention_mask: Tensor, length: int) -> None:
+    """Refuse a mask of more positions than there are, where no state stands for others."""
+    if attention_mask.dim() == 2 and attention_mask.shape[1] > length:
+        raise ValueError(
+            f"attention_mask must be of {length} positions where past_key_values is None, "
+            f"got {attention_mask.shape[1]}"
+        )
 
 
 def check_lengths(lengths: Tensor, batch: int, length: int) -> None:

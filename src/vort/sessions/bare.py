@@ -96,7 +96,7 @@ class BareModel(nn.Module):
         """What has `logits` `[1, 1, vocab_size]`: those after tokens `[1, T]`."""
         cache = past_key_values
         if input_ids.numel() == 1 and entity_mask is None and cache.states:
-            step = plain_step_for(self, cache)
+            step = plain_step_for(self, cache, _Block)
             if step is not None:
                 return SimpleNamespace(logits=step(int(input_ids), cache)[None, None])
         base: Any = self.model

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vort.fractional._checks import check_at_least
+
 __all__ = ["Session", "sample_token"]
 
 _CONTEXT = 16  # tokens that the text of the next one may depend on
@@ -30,11 +32,9 @@ class Session:
     ) -> None:
         if model.training:
             raise ValueError("model must be in evaluation mode: call model.eval() first")
-        if chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         self.model = model
         self.tokenizer = tokenizer
-        self.chunk_size = chunk_size
+        self.chunk_size = check_at_least(chunk_size, 1, "chunk_size")
         self.tokens_seen = 0
         self._cache: Any = model.new_cache()
         self._logits: Tensor | None = None
@@ -101,6 +101,8 @@ class Session:
         self.logits  # noqa: B018  # raises here, not at the first token
         if seed is not None:
             self._generator.manual_seed(seed)
+        if isinstance(stop, str):
+            raise TypeError(f"stop must be token ids, got the text {stop!r}")
         ends = frozenset(_end_tokens(self.model.config) if stop is None else stop)
         return self._generate(max_new_tokens, ends, temperature, top_k, top_p)
 
@@ -116,7 +118,11 @@ class Session:
     def _as_ids(self, tokens: str | Sequence[int] | Tensor) -> Tensor:
         if isinstance(tokens, str):
             tokens = self._need_tokenizer()(tokens, add_special_tokens=False)["input_ids"]
-        given = torch.as_tensor(tokens)
+        try:
+            given = torch.as_tensor(tokens)
+        except (TypeError, ValueError, RuntimeError):
+            kind = type(tokens).__name__
+            raise TypeError(f"tokens must be a text or token ids, got {kind}") from None
         if given.is_floating_point() and given.numel():  # an empty list counts as floats
             raise TypeError(f"tokens must be integers, got {given.dtype}")
         ids = given.to("cpu", torch.long)

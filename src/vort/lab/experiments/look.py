@@ -47,7 +47,7 @@ def _recorded(model: Any, batch: Any, config: Any) -> list[tuple[Any, Any]]:
     model.eval()
     ids = batch["input_ids"].to(device)
     with precision_of(config), record_memories(model) as found:
-        model.model(ids, use_cache=False, **extras_of(batch, device))
+        model.model(ids, use_cache=False, **extras_of(model, batch, device))
     return [*found]
 
 
@@ -310,6 +310,6 @@ def _right(model: Any, task: Any, batch: Any, config: Any) -> Tensor:
     model.eval()
     ids = batch["input_ids"].to(device)
     with precision_of(config):
-        logits = model(ids, use_cache=False, **extras_of(batch, device)).logits
+        logits = model(ids, use_cache=False, **extras_of(model, batch, device)).logits
     best: Tensor = logits[..., : task.num_classes].argmax(-1).cpu() == batch["labels"]
     return best

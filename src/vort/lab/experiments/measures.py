@@ -33,9 +33,11 @@ def precision_of(config: Any) -> Any:
     return torch.autocast(device, torch.bfloat16) if uses_bf16(config) else nullcontext()
 
 
-def extras_of(batch: Any, device: torch.device) -> dict[str, Tensor]:
-    """What else a model is told of a batch: who is an entity, where the task knows."""
-    return {"entity_mask": batch["entity_mask"].to(device)} if "entity_mask" in batch else {}
+def extras_of(model: Any, batch: Any, device: torch.device) -> dict[str, Tensor]:
+    """What else a model is told of a batch: who is an entity, where it asks and the task knows."""
+    if "entity_mask" not in batch or not model.base_model.needs_entity:
+        return {}
+    return {"entity_mask": batch["entity_mask"].to(device)}
 
 
 def by_lag(model: Any, task: Any, config: Any, *, sequences: int | None = None) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def orders_by_kind(model: Any, task: Any, config: Any) -> dict[str, Any]:
     batch = task.batch("test", range(min(4, task.size("test") or 4)))
     ids = batch["input_ids"].to(device)
     with precision_of(config):
-        extras = extras_of(batch, device)
+        extras = extras_of(model, batch, device)
         layers = model.model(ids, use_cache=False, output_orders=True, **extras).orders
     kinds = task.kinds(batch)
     return {

@@ -51,7 +51,10 @@ class Scorer(nn.Module):
         self.hugging_face = hasattr(model, "get_output_embeddings")
         # A state to go on from, which nobody will, is memory and time.
         self.options = {"use_cache": False} if "use_cache" in names else {}
-        self.extras = [name for name in ("entity_mask", "position_ids") if name in names]
+        known = {"position_ids"}
+        if getattr(getattr(model, "base_model", model), "needs_entity", True):
+            known.add("entity_mask")
+        self.extras = [name for name in names if name in known]
         self.wants_labels = "labels" in names and not self.hugging_face
         self.has_parts = self._parts_are_all()
         base = getattr(model, "base_model", model)
