@@ -1,6 +1,8 @@
 import json
 import math
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +86,19 @@ def test_tolerance_finds_the_fewest_terms() -> None:
     assert fewer.certificate.relative > 2e-3
 
 
+def test_terms_that_cost_accuracy_are_said_to() -> None:
+    with pytest.warns(UserWarning, match="32 terms are too many for horizon 10: .* of 7 terms"):
+        many = PowerLawBasis.fit(10, 32)
+    assert many.certificate.relative > 2 * PowerLawBasis.fit(10, 7).certificate.relative
+
+
+@pytest.mark.parametrize("arguments", [{"terms": 12}, {"terms": 3}, {"tolerance": 2e-4}])
+def test_terms_that_are_worth_it_are_not_warned_about(arguments: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        PowerLawBasis.fit(10, **arguments)
+
+
 def test_weights_pass_gradcheck() -> None:
     basis = PowerLawBasis.fit(10**4, 12)
     orders = torch.tensor([0.06, 0.3, 0.5, 0.77, 0.99], dtype=torch.float64, requires_grad=True)
@@ -151,6 +166,24 @@ def test_bad_files_are_refused_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / "short.json").write_text(json.dumps({**entry, "rates": entry["rates"][:-1]}))
     with pytest.raises(ValueError, match=r"got shapes \(7,\)"):
         PowerLawBasis.load(tmp_path / "short.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rates": [0.0, -1.0]}, "rates must be >= 0 and finite, got -1"),
+        ({"rates": [math.nan, 1.0]}, "rates must be >= 0 and finite, got nan"),
+        ({"rates": [0.0, math.inf]}, "rates must be >= 0 and finite, got inf"),
+        ({"polynomials": [[0.0], [math.nan]]}, "polynomials must be finite, got nan"),
+        ({"order_min": 5}, r"order_min must lie in \(0, 1\), got 5"),
+        ({"order_min": "x"}, r"order_min must lie in \(0, 1\), got 'x'"),
+        ({"horizon": "x"}, "horizon must be a whole number >= 1, got 'x'"),
+    ],
+)
+def test_numbers_that_make_no_basis_are_refused(change: dict[str, Any], message: str) -> None:
+    entry = PowerLawBasis.fit(10, 2).to_dict()
+    with pytest.raises(ValueError, match=message):
+        PowerLawBasis.from_dict({**entry, **change})
 
 
 def test_shipped_bases_are_what_fitting_gives() -> None:

@@ -151,5 +151,9 @@ def test_bad_arguments_are_named() -> None:
         separation_bound(0.7, [1.0, 2.0], [0.1], 10)
     with pytest.raises(ValueError, match=r"lag must be at least 1, got 0.5"):
         quantisation_bound(0.3, 0.4, 0.5)
+    with pytest.raises(ValueError, match="form must be one of tight, paper, got 'papper'"):
+        separation_bound(0.7, [1.0], [0.1], 100, form="papper")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="kernel must be one of continuous, gl, got 'GL'"):
+        quantisation_bound(0.3, 0.5, [1, 2], kernel="GL")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="order_min must be at most both orders"):
         quantisation_bound(0.3, 0.4, 2, order_min=0.35)

@@ -1,5 +1,7 @@
 import math
+from typing import Any
 
+import mpmath
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -36,6 +38,22 @@ def test_mass_between_two_rates_is_the_integral_of_the_density() -> None:
     numeric, _ = integrate.quad(lambda x: float(density(0.4, x)) * math.exp(-lag * x), low, high)
     closed = float(mass_below(0.4, high, lag) - mass_below(0.4, low, lag))
     assert abs(numeric - closed) < 1e-9
+
+
+@pytest.mark.parametrize("order", [1e-6, 1e-3, 0.01])
+def test_masses_are_right_where_e_to_the_minus_rate_is_no_float_any_more(order: float) -> None:
+    rates = [700.0, 709.0, 1 / order, 20 / order, math.inf]
+    above = mass_above(order, rates)
+    expected = [float(mpmath.exp(-order * x) * mpmath.sincpi(order)) for x in rates]
+    assert above.tolist() == pytest.approx(expected, rel=1e-12)
+    assert (mass_below(order, rates) + above).tolist() == pytest.approx([1.0] * 5, rel=1e-12)
+
+
+@pytest.mark.parametrize("lag", [-1, 0.5, math.nan, math.inf])
+@pytest.mark.parametrize("mass", [mass_below, mass_above])
+def test_masses_are_known_at_whole_lags_alone(mass: Any, lag: float) -> None:
+    with pytest.raises(ValueError, match=f"lag must be whole numbers >= 0, got {lag}"):
+        mass(0.5, 0.1, [0, lag, 1])
 
 
 @pytest.mark.parametrize("order", [0.0, 1.0, float("nan")])

@@ -139,6 +139,19 @@ def test_a_bad_order_is_named_with_its_place(order: object, message: str) -> Non
         gl_weights(order, 3)
 
 
+@pytest.mark.parametrize("lag", [-3, -3.0, 0.5, 31.5, 32.5, math.nan, math.inf])
+def test_a_lag_that_is_no_whole_number_is_named(lag: float) -> None:
+    with pytest.raises(ValueError, match=f"lag must be whole numbers >= 0, got {lag:g}"):
+        gl_kernel(0.5, torch.tensor([1, 40, lag]))
+
+
+def test_whole_lags_may_be_of_any_type() -> None:
+    lags = torch.tensor([0, 5, 40])
+    assert torch.equal(gl_kernel(0.5, lags.double()), gl_kernel(0.5, lags))
+    mapped = torch.vmap(lambda lag: gl_kernel(0.5, lag))(lags)
+    assert torch.equal(mapped, gl_kernel(0.5, lags))
+
+
 @pytest.mark.parametrize("horizon", [-1, 2.5, True])
 def test_a_bad_horizon_is_named(horizon: object) -> None:
     with pytest.raises(ValueError, match="horizon must be a whole number >= 0"):

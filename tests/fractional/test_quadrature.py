@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vort.fractional import laguerre_soe, legendre_soe, terms_needed
+from vort.fractional import laguerre_soe, legendre_soe, mass_above, terms_needed
+from vort.fractional.quadrature import MAX_LAGUERRE_TERMS, integration_interval
 
 PAPER = {"horizon": 1000, "tolerance": 1e-3}
 
@@ -42,6 +43,25 @@ def test_e3_tail_above_lambda_max_is_lost_at_low_orders() -> None:
     assert worst(0.1, 60, ("E1", "E2", "E3")) <= 2.6e-4
 
 
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-3, 1e-6])
+@pytest.mark.parametrize("order", [1e-12, 1e-6, 1e-3, 0.005, 0.01, 0.02])
+def test_e3_tail_is_within_tolerance_where_its_end_is_no_float_any_more(
+    order: float, tolerance: float
+) -> None:
+    _, high = integration_interval(order, 1000, tolerance)
+    assert float(mass_above(order, high)) == pytest.approx(tolerance / 4, rel=1e-9)
+    rule = legendre_soe(order, 60, 1000, tolerance)
+    assert float(rule.errors(order, 1000)[0].max()) <= 0.26 * tolerance
+
+
+def test_e3_extreme_orders_and_tolerances_give_a_rule_or_are_refused() -> None:
+    assert np.isfinite(legendre_soe(0.5, 60, 100, 1e-300).weights).all()
+    assert terms_needed(1e-6, 1000, 1e-3) == 1
+    for order, tolerance in [(1e-310, 1e-3), (0.5, 5e-324)]:
+        with pytest.raises(ValueError, match="must leave an interval of rates that float64 can"):
+            legendre_soe(order, 60, 100, tolerance)
+
+
 def test_e4_order_one_is_a_single_node_of_rate_zero() -> None:
     rule = legendre_soe(1.0, 15, **PAPER)  # type: ignore[arg-type]
     assert rule.rates.tolist() == [0.0]
@@ -53,6 +73,13 @@ def test_e5_laguerre_loses_long_lags() -> None:
     assert relative[:8].max() < 1e-5
     assert relative[100] > 0.5
     assert relative[1000] > 0.99
+
+
+@pytest.mark.parametrize("order", [0.01, 0.5, 0.99])
+def test_laguerre_takes_the_terms_that_float64_can_hold(order: float) -> None:
+    assert np.isfinite(laguerre_soe(order, MAX_LAGUERRE_TERMS).weights).all()
+    with pytest.raises(ValueError, match="terms must be at most 185 in float64, got 186"):
+        laguerre_soe(order, MAX_LAGUERRE_TERMS + 1)
 
 
 def test_e11_figure_claim_of_4e_3_at_15_terms_holds_with_the_right_density() -> None:

@@ -89,6 +89,21 @@ def test_recurrences_stay_below_the_growth_bound_and_equal_values_reach_it(
         assert exact <= power * (1 + 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([0, 1, 5], r"chosen must be banks 0 \.\.\. 1, got 5 at index 2"),
+        ([0, -1, 0], "got -1 at index 1"),
+        ([0, 1, 0.5], "got 0.5 at index 2"),
+        ([0], r"\[T, V\] and \[T\], got shapes \(3, 1\) and \(1,\)"),
+    ],
+)
+def test_a_token_of_no_bank_is_refused(chosen: list[float], message: str) -> None:
+    rule = SumOfExponentials(np.zeros(1), np.ones(1))
+    with pytest.raises(ValueError, match=message):
+        bank_memories([rule, rule], chosen, np.ones((3, 1)))
+
+
 def test_states_of_one_exponential_by_hand() -> None:
     rule = SumOfExponentials(np.array([math.log(2)]), np.array([3.0]))
     assert rule.states([[1.0], [1.0], [0.0]])[:, 0, 0].tolist() == [3.0, 4.5, 2.25]

@@ -1,6 +1,7 @@
 """The loss of eq. retrieval-loss: its definition, its linear forms, its gradients."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +189,39 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         retrieval_loss(problem.q, problem.k, write, decay, alone)
     with pytest.raises(ValueError, match=r"order must broadcast to \[B, T, H\] = \[2, 24, 2\]"):
         order_loss(problem.q, problem.k, torch.ones(5), problem.retrievals, BASIS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"read": torch.ones(2, 24, 2, 3)}, r"read must have write's shape \[2, 24, 2, 8\], got"),
+        ({"log_decay": -torch.ones(3)}, r"log_decay must be \[8\] or \[2, 8\] .*, got \[3\]"),
+        ({"log_decay": torch.tensor(-0.1)}, r"log_decay must be \[8\] or \[2, 8\] .*, got \[\]"),
+        ({"log_decay": torch.full((8,), 0.1)}, "log_decay must be <= 0 and finite, got 0.1"),
+        ({"log_decay": torch.full((2, 8), math.nan)}, "log_decay must be <= 0 and finite, got nan"),
+        (
+            {"retrievals": Retrievals(*(torch.full((2, 1), x) for x in (30, 3, 1)))},
+            "retrievals must ask at positions below T = 24, got 30",
+        ),
+        ({"q": -torch.ones(2, 24, 2, 4)}, "features whose products are >= 0, got a cosine of -1"),
+    ],
+)
+def test_what_the_loss_would_take_for_something_else_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    problem = case()
+    write, decay = written(problem)
+    ones = torch.ones(2, 24, 2, 4)
+    fitting = {"q": ones, "k": ones, "write": write, "log_decay": decay}
+    arguments = {**fitting, "retrievals": problem.retrievals, **changes}
+    with pytest.raises(ValueError, match=message):
+        retrieval_loss(**arguments, similarity="features")
+
+
+def test_features_of_either_sign_are_taken_where_their_products_have_one() -> None:
+    problem = case()
+    phi = feature_map("taylor", 4)
+    for dtype in (torch.float64, torch.bfloat16):
+        q, k = (phi(3 * x.to(dtype)) for x in problem[:2])
+        loss = retrieval_loss(q, k, *written(problem), problem.retrievals, similarity="features")
+        assert bool(torch.isfinite(loss).all())

@@ -163,6 +163,8 @@ def test_what_does_not_fit_is_named() -> None:
         retrieval_objective(1.0)(model, batch)
     with pytest.raises(ValueError, match=r"layers must name some of 0 \.\.\. 0, got \[3\]"):
         retrieval_objective(1.0, sources=FIND, layers=[3])(model, batch)
+    with pytest.raises(ValueError, match=r"layers must name some of 0 \.\.\. 0, got \[0, 9\]"):
+        retrieval_objective(1.0, sources=FIND, layers=[0, 9])(model, batch)
     with (
         pytest.raises(ValueError, match="must have a RetentionMemory in some layer, got Linear"),
         record_memories(nn.Linear(2, 2)),

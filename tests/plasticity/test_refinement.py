@@ -63,6 +63,32 @@ def test_orders_that_are_shared_stay_shared() -> None:
     assert by_head.order.dtype == torch.float32
 
 
+def test_orders_may_begin_as_whole_numbers() -> None:
+    problem = case()
+    runs = [
+        refine_orders(problem.q, problem.k, start, problem.retrievals, BASIS, iterations=3)
+        for start in (torch.tensor(1), torch.tensor(1.0))
+    ]
+    assert torch.equal(runs[0].order, runs[1].order)
+
+
+@pytest.mark.parametrize("value", [1.5, 0.01, -1.0, float("nan")])
+def test_orders_outside_the_basis_are_refused(value: float) -> None:
+    problem = case()
+    order = torch.tensor([0.5, value])
+    with pytest.raises(
+        ValueError, match=rf"order must lie in \[0.05, 1\], got {value:g} at index 1"
+    ):
+        refine_orders(problem.q, problem.k, order, problem.retrievals, BASIS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_lowest_order_is_taken_in_any_type(dtype: torch.dtype) -> None:
+    problem = case()
+    lowest = torch.tensor(BASIS.order_min, dtype=dtype)
+    refine_orders(problem.q, problem.k, lowest, problem.retrievals, BASIS, iterations=1)
+
+
 def test_each_layer_starts_where_the_one_before_it_ended() -> None:
     layers = [LayerScores(*case(seed, batch=1)[:2]) for seed in range(3)]
     _, _, start, retrievals = case(0, batch=1)

@@ -171,6 +171,12 @@ def test_e18_the_printed_constant_stays_positive_where_projected_descent_stalls(
     assert run.holds()
 
 
+@pytest.mark.parametrize("start", [torch.tensor(1), torch.tensor([True, False])])
+def test_whole_numbers_to_begin_with_do_not_round_where_descent_ends(start: Tensor) -> None:
+    run = descend(lambda x: (x - 0.4).square().sum(), start, low=0.1, iterations=50)
+    torch.testing.assert_close(run.order, torch.full(start.shape, 0.4))
+
+
 def test_arguments_out_of_range_are_named() -> None:
     one = torch.tensor(0.5)
     with pytest.raises(ValueError, match="low must be below high = 1, got 1"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -15,7 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vort.files import write_atomically
-from vort.fractional._checks import as_order, check_at_least, check_open_unit, check_order
+from vort.fractional._checks import (
+    as_order,
+    check_at_least,
+    check_open_unit,
+    check_order,
+    looks_at_values,
+)
 from vort.fractional.basis_fit import expected_error, fit_rates_and_polynomials
 from vort.fractional.certificate import Certificate, certify
 
@@ -74,7 +81,7 @@ class PowerLawBasis:
 
         Args:
             horizon: the largest lag, >= 1.
-            terms: number of exponentials, 1 to 64.
+            terms: number of exponentials, 1 to 64; a warning says where fewer do better.
             tolerance: bound on the relative error, >= 5e-6; give this or `terms`, not both.
             order_min: lowest order to serve, in (0, 1).
             use_shipped: take the stored result where this fit comes with the package.
@@ -93,20 +100,9 @@ class PowerLawBasis:
         terms = check_at_least(terms, 1, "terms")
         if terms > MAX_TERMS:
             raise ValueError(f"terms must be at most {MAX_TERMS}, got {terms}")
-        stored = shipped_bases().get((horizon, terms, order_min)) if use_shipped else None
-        if stored is not None:  # a copy: the caller may write into its own
-            arrays = stored.rates.copy(), stored.polynomials.copy()
-            return cls(*arrays, horizon, order_min, stored.certificate)
-        rates, polynomials, _ = fit_rates_and_polynomials(horizon, terms, order_min)
-        certificate = certify(
-            lambda orders: _weights(
-                torch.from_numpy(orders), torch.from_numpy(polynomials)
-            ).numpy(),
-            rates,
-            order_min,
-            horizon,
-        )
-        return cls(rates, polynomials, horizon, order_min, certificate)
+        basis = _of_terms(cls, horizon, terms, order_min, use_shipped)
+        _warn_if_fewer_do_better(basis, use_shipped)
+        return basis
 
     @property
     def terms(self) -> int:
@@ -136,7 +132,7 @@ class PowerLawBasis:
         """
         value = order if isinstance(order, Tensor) else torch.as_tensor(order, dtype=torch.float64)
         if validate is None:
-            validate = value.device.type == "cpu" and not torch.compiler.is_compiling()
+            validate = looks_at_values(value)
         if validate:
             check_order(as_order(value), low=self.order_min * (1 - 1e-6))
         value = value if value.dtype == torch.float64 else value.to(torch.float32)
@@ -197,8 +193,16 @@ class PowerLawBasis:
                 f"rates and polynomials must be [S] and [S, degree + 1], "
                 f"got shapes {rates.shape} and {polynomials.shape}"
             )
+        bad = ~(np.isfinite(rates) & (rates >= 0))
+        if bad.any():
+            raise ValueError(f"rates must be >= 0 and finite, got {rates[bad][0]:g}")
+        if not np.isfinite(polynomials).all():
+            odd = polynomials[~np.isfinite(polynomials)][0]
+            raise ValueError(f"polynomials must be finite, got {odd:g}")
+        horizon = check_at_least(entry["horizon"], 1, "horizon")
+        order_min = check_open_unit(entry["order_min"], "order_min")
         certificate = Certificate(**entry["certificate"])
-        return cls(rates, polynomials, entry["horizon"], entry["order_min"], certificate)
+        return cls(rates, polynomials, horizon, order_min, certificate)
 
     def _tensors(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """(rates, polynomials, -rates) on a device, kept for the next call."""
@@ -254,6 +258,45 @@ def _sinc(x: Tensor) -> Tensor:
     return torch.where(near, 1 - (math.pi * x) ** 2 / 6, torch.sinc(x.masked_fill(near, 1)))
 
 
+def _of_terms(
+    cls: type[PowerLawBasis], horizon: int, terms: int, order_min: float, use_shipped: bool
+) -> PowerLawBasis:
+    """The basis of that many terms, stored or fitted."""
+    stored = shipped_bases().get((horizon, terms, order_min)) if use_shipped else None
+    if stored is not None:  # a copy: the caller may write into its own
+        arrays = stored.rates.copy(), stored.polynomials.copy()
+        return cls(*arrays, horizon, order_min, stored.certificate)
+    rates, polynomials, _ = fit_rates_and_polynomials(horizon, terms, order_min)
+    certificate = certify(
+        lambda orders: _weights(torch.from_numpy(orders), torch.from_numpy(polynomials)).numpy(),
+        rates,
+        order_min,
+        horizon,
+    )
+    return cls(rates, polynomials, horizon, order_min, certificate)
+
+
+def _warn_if_fewer_do_better(basis: PowerLawBasis, use_shipped: bool) -> None:
+    """Warn where the terms with which the law reaches its end are twice as exact.
+
+    Only a basis of more terms, and not as exact as it may be, is compared: others cost nothing.
+    """
+    horizon, error = basis.horizon, basis.certificate.relative
+    if error <= 2 * FINEST_TOLERANCE:
+        return
+    counts = range(1, basis.terms)
+    fewer = next((s for s in counts if expected_error(horizon, s) < FINEST_TOLERANCE), None)
+    if fewer is None:
+        return
+    other = _of_terms(type(basis), horizon, fewer, basis.order_min, use_shipped)
+    if error > 2 * other.certificate.relative:
+        warnings.warn(
+            f"{basis.terms} terms are too many for horizon {horizon}: their error is {error:.1e}, "
+            f"that of {fewer} terms {other.certificate.relative:.1e}",
+            stacklevel=3,
+        )
+
+
 def _fewest_terms(
     cls: type[PowerLawBasis], horizon: int, tolerance: float, order_min: float, use_shipped: bool
 ) -> PowerLawBasis:
@@ -270,7 +313,7 @@ def _fewest_terms(
         terms -= 1
     while terms <= MAX_TERMS:
         if draft_error(terms) <= gain * tolerance:
-            basis = cls.fit(horizon, terms, order_min=order_min, use_shipped=use_shipped)
+            basis = _of_terms(cls, horizon, terms, order_min, use_shipped)
             if basis.certificate.relative <= tolerance:
                 return basis
         terms += 1

@@ -2,7 +2,7 @@
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import scipy
@@ -13,8 +13,11 @@ from vort.fractional._checks import as_order, check_at_least, check_open_unit, c
 from vort.fractional.density import mass_above, mass_below
 from vort.fractional.gl import gl_kernel, gl_partial_sums
 from vort.fractional.quadrature import integration_interval
+from vort.names import check_choice
 
 Array = NDArray[np.float64]
+Kernel = Literal["continuous", "gl"]
+Form = Literal["tight", "paper"]
 
 
 def quantisation_bound(
@@ -23,7 +26,7 @@ def quantisation_bound(
     lag: ArrayLike,
     *,
     order_min: float | None = None,
-    kernel: Literal["continuous", "gl"] = "continuous",
+    kernel: Kernel = "continuous",
 ) -> Array:
     """Bound on |k_order(t) - k_other(t)| for each lag t >= 1 (theorem quant).
 
@@ -35,6 +38,7 @@ def quantisation_bound(
         kernel: `"continuous"` for the paper's t^{a-1}/Γ(a), `"gl"` for the weights w_t themselves
             (the paper states no bound for those).
     """
+    check_choice("kernel", kernel, get_args(Kernel))
     low, high = sorted((float(as_order(order)), float(as_order(other, "other"))))
     floor = low if order_min is None else float(as_order(order_min, "order_min"))
     if floor > low:
@@ -89,7 +93,7 @@ def separation_bound(
     mixture_rates: ArrayLike,
     steps: float,
     *,
-    form: Literal["tight", "paper"] = "tight",
+    form: Form = "tight",
 ) -> float:
     """Lower bound on ∫_1^T (f(t) - t^{a-1})² dt for f = Σ_m π_m e^{-λ_m t} (eq. separation).
 
@@ -97,6 +101,7 @@ def separation_bound(
     C_f² R, which is valid but has no reason: the term enters the expansion with a plus sign, and R
     already holds the π's (E9). Either may be negative, and then says nothing.
     """
+    check_choice("form", form, get_args(Form))
     order = float(as_order(order))
     pi, lam = _check_mixture(mixture_weights, mixture_rates)
     total, slowest = float(pi.sum()), float(lam.min())

@@ -12,6 +12,9 @@ from vort.fractional.gl import gl_weights
 
 Array = NDArray[np.float64]
 
+# Beyond this rate e^-rate is no normal number.
+_LARGEST_RATE = 708.0
+
 
 def density(order: float, rate: ArrayLike, *, paper: bool = False) -> Array:
     """ρ(λ) = e^{-aλ} (1 - e^{-λ})^{-a} sin(πa)/π at each rate λ > 0, for order a in (0, 1).
@@ -79,12 +82,20 @@ def _share_below(order: float, rate: Array, lags: Array) -> tuple[Array, Array]:
         scipy.special.betainc(first, second, small),
         scipy.special.betaincc(first, second, small),
     )
-    return np.where(slow, near, far), np.where(slow, far, near)
+    # Far out the share above is its leading term: the next is e^-rate times as large.
+    power = order + lags
+    beyond = -power * np.maximum(rate, _LARGEST_RATE) - np.log(power)
+    beyond = beyond - scipy.special.betaln(power, 1 - order)
+    below = np.where(rate > _LARGEST_RATE, -np.expm1(beyond), np.where(slow, near, far))
+    return below, np.where(rate > _LARGEST_RATE, np.exp(beyond), np.where(slow, far, near))
 
 
 def _weights_at(order: float, lag: ArrayLike) -> tuple[Array, Array]:
     check_open_unit(order, "order")
     lags = np.asarray(lag, dtype=np.float64)
+    whole = (lags >= 0) & (lags == np.floor(lags)) & np.isfinite(lags)
+    if not whole.all():
+        raise ValueError(f"lag must be whole numbers >= 0, got {lags[~whole].flat[0]:g}")
     horizon = int(lags.max(initial=0))
     table = gl_weights(order, horizon).numpy()
     return np.asarray(table[lags.astype(np.int64)]), lags

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vort.fractional._checks import as_order, check_at_least
+from vort.fractional._checks import as_order, check_at_least, check_lag
 
 # Below this lag the weights are products of at most 32 factors; from it on, Stirling's series to
 # the fifth term is exact to 1e-17.
@@ -44,6 +44,7 @@ def gl_kernel(order: Any, lag: Tensor) -> Tensor:
     [0.375, 1.0]
     """
     value = as_order(order)
+    check_lag(lag)
     exact, lags = torch.broadcast_tensors(value.to(torch.float64), lag.to(torch.float64))
     index = lags.clamp(0, _HEAD - 1).to(torch.int64)[..., None]
     head = _head_weights(exact).gather(-1, index)[..., 0]

@@ -14,6 +14,10 @@ from vort.fractional.soe import SumOfExponentials
 Correction = Literal["E1", "E2", "E3"]
 CORRECTIONS: frozenset[Correction] = frozenset(("E1", "E2", "E3"))
 MAX_TERMS = 64
+# From the next one on, e^x of the largest Laguerre node is no number any more, whatever the order.
+MAX_LAGUERRE_TERMS = 185
+# SciPy's inverse goes no lower than the smallest normal number, but for the last digits.
+_SMALLEST_INVERSE = 2.3e-308
 
 
 def legendre_soe(
@@ -67,12 +71,17 @@ def integration_interval(
     corrections: Iterable[Correction] = CORRECTIONS,
 ) -> tuple[float, float]:
     """(λ_min, λ_max) of theorem soe; with E3, at most tolerance/4 lies above λ_max at lag 0."""
+    order = float(as_order(order))
     horizon = check_at_least(horizon, 1, "horizon")
     tolerance = check_open_unit(tolerance, "tolerance")
     low, high = tolerance / (2 * horizon), 2 * math.log(2 * horizon / tolerance)
     if "E3" in _check_corrections(corrections) and order < 1:
-        # mass_above(order, λ) = I_{e^-λ}(a, 1-a), inverted.
-        high = max(high, -math.log(scipy.special.betaincinv(order, 1 - order, tolerance / 4)))
+        high = max(high, _rate_above_which(order, tolerance, 4))
+    if low == 0 or not math.isfinite(high / low):
+        raise ValueError(
+            f"order and tolerance must leave an interval of rates that float64 can hold, "
+            f"got [{low:g}, {high:g}] from order {order:g} and tolerance {tolerance:g}"
+        )
     return low, high
 
 
@@ -86,6 +95,8 @@ def laguerre_soe(order: float, terms: int) -> SumOfExponentials:
     terms = check_at_least(terms, 1, "terms")
     if order == 1.0:
         return _constant_kernel()
+    if terms > MAX_LAGUERRE_TERMS:
+        raise ValueError(f"terms must be at most {MAX_LAGUERRE_TERMS} in float64, got {terms}")
     nodes, omega = scipy.special.roots_genlaguerre(terms, -order)
     rates = nodes / order
     smooth = regular_density(order, rates) * np.exp(nodes)
@@ -114,10 +125,22 @@ def _constant_kernel() -> SumOfExponentials:
     return SumOfExponentials(np.zeros(1), np.ones(1))
 
 
+def _rate_above_which(order: float, mass: float, parts: int) -> float:
+    """The rate above which lies mass / parts of the density at lag 0: I_{e^-λ}(a, 1-a), inverted.
+
+    At low orders e^-λ is too small for a float; there I_x(a, 1-a) is x^a sin(πa)/(πa) and no more.
+    """
+    inverse = scipy.special.betaincinv(order, 1 - order, mass / parts)
+    if inverse > _SMALLEST_INVERSE:
+        return -math.log(inverse)
+    return -(math.log(mass) - math.log(parts) - math.log(np.sinc(order))) / order
+
+
 def _slow_node(order: float, cut: float) -> tuple[float, float]:
     """Rate and weight of the one-point Gauss rule for the density on [0, cut]."""
     if math.isinf(cut):  # the whole density on one node: mass 1, at its median rate
-        return -math.log1p(-scipy.special.betaincinv(1 - order, order, 0.5)), 1.0
+        median = float(scipy.special.betaincinv(1 - order, order, 0.5))
+        return -math.log1p(-median) if median < 1 else _rate_above_which(order, 1.0, 2), 1.0
     mass = float(mass_below(order, cut))
     # In y = λ^{1-a} the first moment has no singularity.
     power = 1 / (1 - order)

@@ -75,6 +75,17 @@ def bank_memories(
         chosen: `[T]`, the bank 0 ... K - 1 that each token is written to; the others only age.
         values: of the tokens.
     """
-    tokens, banks = np.asarray(values, dtype=np.float64), np.asarray(chosen)[:, None]
+    tokens, each = np.asarray(values, dtype=np.float64), np.asarray(chosen)
+    if tokens.ndim != 2 or each.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"values and chosen must be [T, V] and [T], got shapes {tokens.shape} and {each.shape}"
+        )
+    unknown = ~np.isin(each, np.arange(len(rules)))
+    if unknown.any():
+        raise ValueError(
+            f"chosen must be banks 0 ... {len(rules) - 1}, got {each[unknown][0]} "
+            f"at index {unknown.argmax()}"
+        )
+    banks = each[:, None]
     parts = [rule.states(tokens * (banks == k)).sum(1) for k, rule in enumerate(rules)]
     return np.stack(parts, 1)

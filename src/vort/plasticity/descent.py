@@ -126,7 +126,8 @@ def descend(
 
     Args:
         loss: from a tensor like `start` to a scalar; differentiated by autograd.
-        start: where to begin, any shape; computed in float64.
+        start: where to begin, any shape; computed in float64, given back in its own type, or the
+            default one where it has whole numbers.
         low: δ, lower end of the box.
         high: upper end.
         iterations: steps.
@@ -145,6 +146,7 @@ def descend(
         raise ValueError(f"iterations must be at least 1, got {iterations}")
     if smoothness is not None and not 0 < smoothness < math.inf:
         raise ValueError(f"smoothness must be positive and finite, got {smoothness}")
+    dtype = start.dtype if start.is_floating_point() else torch.get_default_dtype()
     here = start.detach().to(torch.float64).clamp(low, high)
     value, slope = _evaluate(loss, here)
     curve = smoothness or _first_smoothness(loss, here, slope, low, high)
@@ -163,7 +165,7 @@ def descend(
         here, value, slope = there, next_value, next_slope
         losses.append(value)
     reached = min(losses) if optimum is None else optimum
-    return Descent(here.to(start.dtype), losses, 1 / curve, curve, reached, gaps, norms)
+    return Descent(here.to(dtype), losses, 1 / curve, curve, reached, gaps, norms)
 
 
 def _evaluate(loss: Loss, at: Tensor) -> tuple[float, Tensor]:

@@ -146,7 +146,7 @@ def retrieval_objective(
     def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         whole: Any = model
         given: dict[str, Any] = {"use_cache": False}
-        if "entity_mask" in batch:
+        if "entity_mask" in batch and whole.base_model.needs_entity:
             given["entity_mask"] = batch["entity_mask"]
         with record_memories(model) as found:
             hidden = whole.base_model(input_ids=batch["input_ids"], **given)[0]
@@ -155,9 +155,11 @@ def retrieval_objective(
         if weight == 0:
             return loss
         retrievals = Retrievals.of(_sources(batch, sources))
-        kept = [each for n, each in enumerate(found) if layers is None or n in layers]
-        if not kept:
+        every = range(len(found))
+        wanted = every if layers is None else layers
+        if not wanted or not set(wanted) <= set(every):
             raise ValueError(f"layers must name some of 0 ... {len(found) - 1}, got {layers}")
+        kept = [each for n, each in enumerate(found) if n in wanted]
         losses = [memory_retrieval_loss(*each, retrievals) for each in kept]
         return loss + weight * _mean(losses, retrievals)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vort.fractional import PowerLawBasis
+from vort.fractional._checks import check_order
 from vort.plasticity.descent import Descent, descend
 from vort.plasticity.loss import Similarity, retrieval_loss
 from vort.plasticity.retrievals import Retrievals
@@ -91,6 +92,7 @@ def refine_orders(
     >>> run.order[0, 3].item() > 0.9, run.order[0, 4].item() < 0.1, run.holds()
     (True, True, True)
     """
+    _check_start(order, basis.order_min)
     q, k = q.detach().to(torch.float64), k.detach().to(torch.float64)
     return descend(
         lambda at: order_loss(q, k, at, retrievals, basis, similarity=similarity),
@@ -134,3 +136,10 @@ def refine_by_layer(
         )
         order = runs[-1].order
     return runs
+
+
+def _check_start(order: Tensor, order_min: float) -> None:
+    """Raise unless all orders lie in [order_min, 1], as near as their type comes to it."""
+    kind = order.dtype if order.is_floating_point() else torch.float64
+    nearest = float(torch.tensor(order_min, dtype=kind))
+    check_order(order.to(torch.float64), low=min(order_min * (1 - 1e-6), nearest))

@@ -1,5 +1,7 @@
 """Orders become writes: exactly through the basis, straight through the banks."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,25 @@ def test_banks_say_what_they_allow() -> None:
         paper_banks(torch.ones(1, 1, 1), 0, 4, 100)
     with pytest.raises(ValueError, match=r"order_min must lie in \(0, 1\), got 1.5"):
         paper_banks(torch.ones(1, 1, 1), 4, 4, 100, order_min=1.5)
+
+
+@pytest.mark.parametrize("value", [7.0, -3.0, 0.0, float("nan")])
+def test_banks_take_orders_alone(value: float) -> None:
+    order = torch.tensor([[[0.5, value]]])
+    with pytest.raises(ValueError, match=rf"order must lie in \(0, 1\], got {value:g} at index"):
+        paper_banks(order, **BANKS)
+    paper_banks(order, **BANKS, validate=False)
+
+
+@pytest.mark.parametrize(
+    ("order", "gate"), [((2, 2, 2), (2,)), ((3, 2, 2), (2, 1, 1, 1)), ((3, 2, 2), (3, 2, 1))]
+)
+def test_a_gate_of_another_shape_than_the_orders_is_refused(
+    order: tuple[int, ...], gate: tuple[int, ...]
+) -> None:
+    message = re.escape(f"gate must have the shape of order {list(order)}, got {list(gate)}")
+    with pytest.raises(ValueError, match=message):
+        shared_basis(torch.full(order, 0.5), BASIS, torch.ones(gate))
 
 
 def test_a_gate_scales_what_the_shared_basis_writes_and_orders_are_checked_unless_told() -> None:

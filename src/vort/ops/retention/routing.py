@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vort.fractional import PowerLawBasis
+from vort.fractional._checks import check_order, looks_at_values
 from vort.fractional.bounds import bank_orders
 from vort.fractional.quadrature import legendre_soe
 from vort.ops.order_weights import order_weights
@@ -47,6 +48,7 @@ def paper_banks(
     *,
     order_min: float = 0.05,
     tolerance: float = 1e-3,
+    validate: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """write `[B, T, H, S']` and log_decay `[S']` for the paper's routing (eq. bank-update).
 
@@ -59,6 +61,15 @@ def paper_banks(
     between the two neighbouring banks. Beyond the first bank the line goes on, so that an order
     below it still feels a pull.
 
+    Args:
+        order: `[B, T, H]`, in (0, 1].
+        banks: K.
+        scales: exponentials of each bank.
+        horizon: the largest lag.
+        order_min: d of the banks' orders.
+        tolerance: of the rules, see `legendre_soe`.
+        validate: check the orders; by default only where that costs no synchronisation.
+
     >>> write, log_decay = paper_banks(torch.full((1, 5, 2), 0.7), banks=4, scales=6, horizon=100)
     >>> write.shape, int((write[0, 0, 0] != 0).sum())
     (torch.Size([1, 5, 2, 19]), 6)
@@ -66,6 +77,8 @@ def paper_banks(
     orders, owners, weights, rates = _bank_rules(banks, scales, horizon, order_min, tolerance)
     # Half precision would cost the kernels their shape.
     order = order if order.dtype == torch.float64 else order.float()
+    if looks_at_values(order) if validate is None else validate:
+        check_order(order)
     choice = nearest_bank(order, orders.to(order))
     repeated = choice.index_select(-1, owners.to(order.device))
     return repeated * weights.to(choice), -rates.to(choice)
