@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from vort.fractional._checks import looks_at_values
+from vort.ops.custom import without_autocast
+from vort.ops.gpu.launcher import transformed
 from vort.ops.retention import retention
 from vort.plasticity.retrievals import Retrievals
 
@@ -39,15 +42,16 @@ def retrieval_loss(
         q: queries `[B, T, H, K]`.
         k: keys `[B, T, H, K]`.
         write: `[B, T, H, S]`, from `shared_basis(order, basis)`: the way to the orders.
-        log_decay: `[S]` or `[H, S]`.
+        log_decay: `[S]` or `[H, S]`, at most 0 and finite.
         retrievals: who asks for what.
         read: `[B, T, H, S]`, or None.
         similarity: "exp": exp(q . k / sqrt(d_k)) as printed; blocks of queries against all keys,
             computed again in the backward pass, so memory is linear in T and time in queries
-            times T. "features": q . k of features already applied (phi(q), phi(k) >= 0), where
+            times T. "features": q . k of features already applied (phi(q) . phi(k) >= 0), where
             the denominator is one call of `retention`: time and memory linear in T.
 
-    Gradients flow to all tensors. Sums are float32, float64 for float64 inputs.
+    Gradients flow to all tensors. Sums are float32, float64 for float64 inputs. Values are checked
+    on the CPU alone: a GPU would have to wait.
 
     >>> from vort.fractional import PowerLawBasis
     >>> from vort.ops import shared_basis
@@ -59,19 +63,66 @@ def retrieval_loss(
     """
     if similarity not in get_args(Similarity):
         raise ValueError(f'similarity must be "exp" or "features", got {similarity!r}')
-    if q.shape != k.shape or q.shape[:3] != write.shape[:3]:
+    _check_shapes(q, k, write, log_decay, retrievals, read)
+    if looks_at_values(q) and not transformed():
+        _check_values(q, k, log_decay, retrievals, similarity)
+    with without_autocast(q):
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        tensors = [None if x is None else x.to(dtype) for x in (q, k, write, read)]
+        return _loss(tensors, log_decay.to(dtype), retrievals, similarity)
+
+
+def _check_shapes(
+    q: Tensor,
+    k: Tensor,
+    write: Tensor,
+    log_decay: Tensor,
+    retrievals: Retrievals,
+    read: Tensor | None,
+) -> None:
+    if q.dim() != 4 or q.shape != k.shape or q.shape[:3] != write.shape[:-1]:
         raise ValueError(
             "q, k [B, T, H, K] and write [B, T, H, S] must agree, got shapes "
             f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(write.shape)}"
+        )
+    heads, scales = write.shape[2:]
+    if read is not None and read.shape != write.shape:
+        raise ValueError(
+            f"read must have write's shape {list(write.shape)}, got {list(read.shape)}"
+        )
+    if log_decay.shape not in ((scales,), (heads, scales)):
+        raise ValueError(
+            f"log_decay must be [{scales}] or [{heads}, {scales}] (S or H, S of write), "
+            f"got {list(log_decay.shape)}"
         )
     if retrievals.queries.shape[0] != q.shape[0]:
         raise ValueError(
             f"retrievals must have {q.shape[0]} rows as q has, got {retrievals.queries.shape[0]}"
         )
-    with torch.autocast(q.device.type, enabled=False):
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        tensors = [None if x is None else x.to(dtype) for x in (q, k, write, read)]
-        return _loss(tensors, log_decay.to(dtype), retrievals, similarity)
+
+
+def _check_values(
+    q: Tensor, k: Tensor, log_decay: Tensor, retrievals: Retrievals, similarity: Similarity
+) -> None:
+    bad = ~((log_decay <= 0) & log_decay.isfinite())
+    if bool(bad.any()):
+        raise ValueError(f"log_decay must be <= 0 and finite, got {float(log_decay[bad][0]):g}")
+    if retrievals.queries.numel() == 0:
+        return
+    last = int(retrievals.queries.max())
+    if last >= q.shape[1]:
+        raise ValueError(f"retrievals must ask at positions below T = {q.shape[1]}, got {last}")
+    if similarity == "features":
+        with torch.no_grad():
+            asking, sources = _take(q, retrievals.queries), _take(k, retrievals.sources)
+            cosine = torch.cosine_similarity(asking.double(), sources.double(), -1)
+        # Below 0 by more than what rounding of features to half precision makes.
+        bad = (cosine < -0.02) & retrievals.asked[..., None]
+        if bool(bad.any()):
+            raise ValueError(
+                "q and k must be features whose products are >= 0, got a cosine of "
+                f"{float(cosine[bad][0]):.3g} between a query and its source"
+            )
 
 
 def _loss(
