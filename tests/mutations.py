@@ -217,15 +217,15 @@ MUTATIONS = (
     Mutation(
         "a step reads the memory before it has aged",
         "ops/retention/recurrent.py",
-        "        gate = gate * (1 + forget)",
+        "        gate = gate * (kept + aged)",
         "        gate = gate * 1",
         BACKENDS,
     ),
     Mutation(
         "a step forgets the decay's sign",
         "ops/retention/recurrent.py",
-        "forget = torch.expm1(log_decay.to(dtype))",
-        "forget = torch.expm1(-log_decay.to(dtype))",
+        "torch.where(slow, log_decay.expm1(), log_decay.exp())",
+        "torch.where(slow, (-log_decay).expm1(), log_decay.exp())",
         BACKENDS,
     ),
     Mutation(

@@ -18,6 +18,7 @@ from torch import Tensor
 from tests.memories.cases import inputs, made
 from vort.memories import MEMORIES, MemoryInputs
 from vort.memories.gated_delta import gated_delta_chunk
+from vort.memories.gla import gla_chunk
 from vort.memories.mamba2 import scalar_gated_chunk
 from vort.memories.recurrence import one_step
 
@@ -235,3 +236,50 @@ def test_gated_delta_can_be_differentiated_twice_where_heads_are_zeros() -> None
     first = torch.autograd.grad(loss(), (q, k, v), create_graph=True)
     second = torch.autograd.grad(sum(x[:, :3].square().sum() for x in first), (q, k, v))
     assert all(x.isfinite().all() for x in second)
+
+
+BAD = {
+    "bounds that end early": ({"cu_seqlens": [0, 10]}, "cu_seqlens must end at T = 20, got 10"),
+    "bounds that start late": ({"cu_seqlens": [2, 20]}, "cu_seqlens must start at 0, got 2"),
+    "bounds that fall": (
+        {"cu_seqlens": [0, 15, 5, 20]},
+        "cu_seqlens must not decrease, got 15 then 5 at index 2",
+    ),
+    "packed rows": (
+        {"rows": 2, "cu_seqlens": [0, 20]},
+        "cu_seqlens needs packed sequences with batch size 1, got 2",
+    ),
+    "a state for one of two rows": (
+        {"rows": 2, "states": 1},
+        r"initial_state must be \[2, 2, 4, 6\] \(N, H, D, V\) to go with q and v, got \[1, 2,",
+    ),
+    "a state for one of two sequences": (
+        {"cu_seqlens": [0, 5, 20], "states": 1},
+        r"initial_state must be \[2, 2, 4, 6\] .*, got \[1, 2, 4, 6\]",
+    ),
+    "values of fewer steps": (
+        {"values": 17},
+        r"q, k, v and gates must have the same \[B, T, H\], got \[1, 20, 2\], .* \[1, 17, 2\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("op", [*CHUNKED.values(), gla_chunk])
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_go_together_is_refused(op: Any, case: str) -> None:
+    given, message = BAD[case]
+    tensors = problem("gated_delta" if op is gated_delta_chunk else "mamba2", 20)
+    if op is gla_chunk:
+        tensors[3] = tensors[3].unsqueeze(-1).expand(-1, -1, -1, 4)
+    tensors = [x.expand(given.get("rows", 1), *x.shape[1:]) for x in tensors]
+    tensors[2] = tensors[2][:, : given.get("values", 20)]
+    bounds = torch.tensor(given["cu_seqlens"]) if "cu_seqlens" in given else None
+    state = torch.zeros(given["states"], 2, 4, 6) if "states" in given else None
+    with pytest.raises(ValueError, match=message):
+        op(*tensors, initial_state=state, cu_seqlens=bounds)
+
+
+def test_a_step_refuses_a_state_of_other_rows() -> None:
+    tensors = [x.expand(2, *x.shape[1:]) for x in problem("mamba2", 1)]
+    with pytest.raises(ValueError, match=r"state must be \[2, 2, 4, 6\] .*, got \[1, 2, 4, 6\]"):
+        one_step(*tensors, scale=1.0, state=torch.zeros(1, 2, 4, 6))

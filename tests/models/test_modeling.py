@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 from transformers import AutoModel, AutoModelForCausalLM
 
 from tests.layers.cases import masks
@@ -392,3 +393,21 @@ def test_a_cache_of_other_layers_is_refused(layers: int, length: int) -> None:
     for call in ((model := model_of()), model.model):
         with pytest.raises(ValueError, match=f"as the model has, 2, got a cache of {layers}"):
             call(tokens(1, length), past_key_values=cache, use_cache=True)
+
+
+# Of a horizon whose basis need not be fitted: that takes numbers. What is kept for the next call,
+# as tables of a basis are, has the numbers that another call gave it.
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [*((kind, "meta") for kind in KINDS), *((kind, "fake") for kind in ("vort", "gla"))],
+)
+def test_a_model_without_numbers_has_shapes_and_gradients(kind: str, where: str) -> None:
+    with torch.device("meta") if where == "meta" else FakeTensorMode(allow_non_fake_inputs=True):
+        model = VortForCausalLM(config_of(kind))
+        ids = torch.zeros(1, 8, dtype=torch.int64)
+        assert model.eval()(ids).logits.shape == (1, 8, model.config.vocab_size)
+        found = model.train()(ids, labels=ids)
+        found.loss.backward()
+        assert found.loss.shape == ()
+        assert all(p.grad.shape == p.shape for p in model.parameters() if p.grad is not None)
+        assert model.lm_head.weight.grad is not None

@@ -89,6 +89,28 @@ def test_gates_and_orders_at_their_ends_are_the_models_and_warn_of_nothing(
     torch.testing.assert_close(found, whole, atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_a_fast_scale_keeps_what_its_decay_leaves(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = model_of(num_scales=16, horizon=1000), tokens(1, 3)
+    rates = model.model.layers[0].self_attn.memory.router.log_decay(torch.device("cpu"))
+    assert rates.min() < -11  # exp of that, as 1 less a float32, has three digits
+    cache = model.new_cache()
+    model(ids[:, :2], past_key_values=cache, use_cache=True)
+    for state in cache.states.values():  # beside which a token writes next to nothing
+        for name in ("memory.G", "memory.b"):
+            state[name].fill_(1e12)
+    caches = [cache, deepcopy(cache)]
+    model(ids[:, 2:], past_key_values=caches[0], use_cache=True)
+    monkeypatch.setattr(models_decoding, "plain_step_for", lambda *given: None)
+    model(ids[:, 2:], past_key_values=caches[1], use_cache=True)
+    assert len(made) == 1
+    for index, state in caches[1].states.items():
+        for name in ("memory.G", "memory.b"):
+            torch.testing.assert_close(caches[0].states[index][name], state[name], msg=name)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

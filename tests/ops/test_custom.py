@@ -6,8 +6,9 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
-from vort.ops.custom import Tensors, custom_op
+from vort.ops.custom import Tensors, custom_op, traced, without_autocast
 
 
 class Inputs(NamedTuple):
@@ -128,3 +129,40 @@ def test_an_option_before_a_tensor_is_refused() -> None:
 
     with pytest.raises(TypeError, match="tensors must come first in Mixed"):
         custom_op("vort::never", Mixed, lambda i: (i.x,), _backward, lambda i: (i.x,), gradients=())
+
+
+def product(x: Tensor) -> Tensor:
+    with without_autocast(x):
+        return x @ x
+
+
+@pytest.mark.parametrize("kind", ["called", "compiled", "exported"])
+def test_autocast_lowers_nothing_within_even_of_a_graph_made_without_it(kind: str) -> None:
+    x, function = torch.rand(4, 4), product
+    if kind == "compiled":
+        function = torch.compile(product, fullgraph=True, backend="aot_eager")
+    if kind == "exported":
+
+        class Product(torch.nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return product(x)
+
+        function = torch.export.export(Product(), (x,)).module()
+    wanted = function(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(function(x), wanted)
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_what_has_no_numbers_knows_no_autocast() -> None:
+    x = torch.zeros(2, 2, device="meta")
+    assert product(x).is_meta
+    assert traced(x)
+    with FakeTensorMode():
+        assert product(torch.zeros(2, 2)).shape == (2, 2)
+
+
+def test_an_op_of_tensors_without_numbers_has_shapes_and_gradients() -> None:
+    x, weight = (leaf.detach().to("meta").requires_grad_() for leaf in leaves())
+    found = torch.autograd.grad(loss(x, weight, None, True), (x, weight))
+    assert [y.shape for y in found] == [x.shape, weight.shape]

@@ -24,6 +24,7 @@ from vort.layers.packing import Packing
 from vort.layers.vort_attention import _Piece
 from vort.memories import Memory, MemoryInputs, State
 from vort.models import VortForCausalLM, VortModel
+from vort.ops.custom import without_autocast
 from vort.ops.padding import present
 from vort.ops.retention.final import final_state
 from vort.ops.short_convolution import computed_again
@@ -223,7 +224,7 @@ class Part:
         k, v, gates = (x[:, last:].to(dtype) for x in (k, v, log_gate))
         total = gates.cumsum(1)
         left = (total[:, -1:] - total).exp()
-        with torch.autocast(k.device.type, enabled=False):
+        with without_autocast(k):
             own = torch.einsum("bthk,bthv->bhkv", k * left, v)
         return self._before({"G": own}, [total[:, -1].unsqueeze(-1)], None)
 

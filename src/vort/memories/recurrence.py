@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vort.memories.interface import MemoryInputs, State
+from vort.ops.custom import without_autocast
+from vort.ops.local_attention.checks import check_cu_seqlens
+from vort.ops.retention.inputs import check_bounds
 
 __all__ = [
     "BLOCK",
@@ -80,8 +83,9 @@ def one_step(
     v, in float32 at least; states `[B, H, D, V]`, None: zeros. With beta the value that k finds in
     e^g G_before is replaced: v becomes beta (v - k e^g G_before).
     """
+    _check_state("state", state, q, v, q.shape[0])
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         q, k, v, g = (x[:, 0].to(dtype) for x in (q, k, v, g))
         kept = q.new_zeros(*q.shape, v.shape[-1]) if state is None else state.to(dtype)
         kept = kept * (g if g.dim() == 3 else g.unsqueeze(-1)).exp().unsqueeze(-1)
@@ -130,16 +134,41 @@ def each_sequence(
         scale: of the queries.
         initial_state: `[N, H, D, V]`.
         output_final_state: whether the last states are wanted.
-        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1.
+        cu_seqlens: `[N + 1]` bounds of packed sequences, B = 1; they are read, on a GPU too.
     """
+    _check(tensors, initial_state, cu_seqlens)
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     q, *rest = (x.to(dtype) for x in tensors)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         if cu_seqlens is None:
             o, state = _over_chunks(run, [q * scale, *rest], initial_state)
             return o, state if output_final_state else None
         o, state = _packed(run, [q * scale, *rest], initial_state, cu_seqlens.tolist())
         return o, state if output_final_state else None
+
+
+def _check(
+    tensors: tuple[Tensor, ...], initial_state: Tensor | None, cu_seqlens: Tensor | None
+) -> None:
+    """Refuse tensors, a state and bounds that do not go together; bounds are looked at later."""
+    q, _, v, *_ = tensors
+    if any(x.shape[:3] != q.shape[:3] for x in tensors):
+        raise ValueError(
+            "q, k, v and gates must have the same [B, T, H], got "
+            f"{', '.join(str(list(x.shape[:3])) for x in tensors)}"
+        )
+    check_cu_seqlens(cu_seqlens, *q.shape[:2], values=False)
+    count = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    _check_state("initial_state", initial_state, q, v, count)
+
+
+def _check_state(name: str, state: Tensor | None, q: Tensor, v: Tensor, count: int) -> None:
+    wanted = (count, q.shape[2], q.shape[3], v.shape[3])
+    if state is not None and state.shape != wanted:
+        raise ValueError(
+            f"{name} must be {list(wanted)} (N, H, D, V) to go with q and v, "
+            f"got {list(state.shape)}"
+        )
 
 
 def _packed(
@@ -149,6 +178,8 @@ def _packed(
 
     Hundreds of short ones, one after the other, would keep a GPU waiting for their launches.
     """
+    if not torch.compiler.is_compiling():
+        check_bounds(bounds, tensors[0].shape[1])
     groups: dict[int, list[int]] = {}
     for index, (start, stop) in enumerate(pairwise(bounds)):
         groups.setdefault(_filled(stop - start), []).append(index)

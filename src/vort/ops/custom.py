@@ -8,6 +8,7 @@ is computed by plain PyTorch, for those ops that say how.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import Parameter as Argument
 from inspect import Signature
@@ -17,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from vort.ops.gpu.launcher import transformed
+from vort.ops.gpu.launcher import debugging, transformed
 
-__all__ = ["Op", "Some", "Tensors", "custom_op", "traced"]
+__all__ = ["Op", "Some", "Tensors", "checks_values", "custom_op", "traced", "without_autocast"]
 
 Inputs = TypeVar("Inputs", bound=tuple[Any, ...])
 Tensors: TypeAlias = tuple[Tensor | None, ...]
@@ -229,8 +230,43 @@ def custom_op(
 
 
 def traced(x: Tensor) -> bool:
-    """Whether something records what is called on x, and so must see an operator."""
-    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter)
+    """Whether something records what is called on x, and so must see an operator.
+
+    What has no numbers is as if it were recorded.
+
+    >>> traced(torch.zeros(1)), traced(torch.zeros(1, device="meta"))
+    (False, True)
+    """
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, Parameter) or x.is_meta
+
+
+def checks_values(x: Tensor) -> bool:
+    """Whether numbers where x is are looked at: on a CPU, and elsewhere under `VORT_DEBUG=1`.
+
+    Reading one would stop a GPU's queue; and what is traced has none.
+
+    >>> checks_values(torch.zeros(1)), checks_values(torch.zeros(1, device="meta"))
+    (True, False)
+    """
+    return not traced(x) and (x.device.type == "cpu" or debugging())
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context in which autocast leaves sums in the precision they were given, where x is.
+
+    Devices without numbers know of none; and where none is on, a context would only take a while.
+    A graph has it always: it may be run where autocast is on.
+
+    >>> with torch.autocast("cpu"), without_autocast(torch.zeros(1)):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.float32
+    """
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    if traced(x) or torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def _schema(types: dict[str, Any], outputs: int) -> str:

@@ -221,25 +221,18 @@ def _memory(
     return check
 
 
-def bfloat16_states_forget(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
-    """What a slow scale has lost after many steps that write next to nothing: right on average.
-
-    Rounded to the nearest it would have lost nothing at all.
-    """
+def _aged(G: Tensor, log_decay: Tensor, dtype: torch.dtype, seed: int, steps: int) -> Tensor:
+    """States `[1, 1, 2, D, D]` after steps that write next to nothing, float64."""
     from vort.fractional import PowerLawBasis
     from vort.ops.decoding.heads import HeadsOutputs
     from vort.ops.decoding.memory import StepInputs, memory_step
 
-    steps, dim = 12, 32
-    basis = PowerLawBasis.fit(1000, 2)
+    device, dim, G = G.device, G.shape[-1], G.clone()
     q, k = (torch.full((1, 1, dim), x, device=device, dtype=dtype) for x in (1.0, 0.0))
     v = torch.ones(1, 1, dim, device=device, dtype=dtype)
     logits = torch.zeros(1, 1, device=device, dtype=dtype)
     seen = torch.full((1,), seed % 1000, device=device)
-    G = torch.full((1, 1, 2, dim, dim), 1.37, device=device, dtype=torch.bfloat16)
-    before = G.double().clone()
-    log_decay = torch.tensor([-1e-3, -2e-3], device=device)
-    polynomials = basis.polynomials_on(torch.device(device), torch.float32)
+    polynomials = PowerLawBasis.fit(1000, 2).polynomials_on(device, torch.float32)
     for _ in range(steps):
         memory_step(
             HeadsOutputs(q, k, v, v, None, seen.clone()),
@@ -248,10 +241,29 @@ def bfloat16_states_forget(dtype: torch.dtype, device: str, seed: int) -> dict[s
                 True, 1e-6, None, None, 1e-6, seen,
             ),
         )  # fmt: skip
-    lost = (before - G.double()).mean((-1, -2))
-    wanted = before.mean((-1, -2)) * (1 - (steps * log_decay.double()).exp())
+    return G.double()
+
+
+def bfloat16_states_forget(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+    """What a slow scale has lost after many steps that write next to nothing: right on average.
+
+    Rounded to the nearest it would have lost nothing at all.
+    """
+    steps, dim = 12, 32
+    G = torch.full((1, 1, 2, dim, dim), 1.37, device=device, dtype=torch.bfloat16)
+    log_decay = torch.tensor([-1e-3, -2e-3], device=device)
+    lost = (G.double() - _aged(G, log_decay, dtype, seed, steps)).mean((-1, -2))
+    wanted = G.double().mean((-1, -2)) * (1 - (steps * log_decay.double()).exp())
     # A thousand numbers lose a step or two each: a tenth of it is chance.
     return {"loss": 0.0 if error(lost, wanted) < 0.1 else 1.0}
+
+
+def fast_scales_keep_digits(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+    """What a step that writes nothing leaves of a scale that forgets nearly all."""
+    G = torch.ones(1, 1, 2, 8, 8, device=device)
+    log_decay = torch.tensor([-3.0, -17.0], device=device)
+    left = _aged(G, log_decay, dtype, seed, 1) / log_decay.double().exp()[:, None, None]
+    return {"share": error(left, G.double())}
 
 
 CHECKS: dict[str, Check] = {
@@ -272,6 +284,7 @@ CHECKS: dict[str, Check] = {
     "step of memory with a gain": _memory(gains=1, write=False),
     "step of memory with gains": _memory(gains=3, read=False),
     "bfloat16 states forget": bfloat16_states_forget,
+    "fast scales keep digits": fast_scales_keep_digits,
 }
 # Sizes that only a GPU is quick enough for.
 GPU_CHECKS: dict[str, Check] = CHECKS | {

@@ -54,6 +54,21 @@ def test_the_loss_leaves_out_what_is_ignored() -> None:
     assert linear_cross_entropy(x, w, torch.full((6,), -100)) == 0
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), ()])
+def test_the_loss_refuses_targets_that_are_not_one_for_each_row(shape: tuple[int, ...]) -> None:
+    targets = torch.zeros(shape, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"targets must be \[2, 3\] to go with x, got \["):
+        linear_cross_entropy(torch.randn(2, 3, 4), torch.randn(9, 4), targets)
+
+
+def test_the_loss_of_float64_is_float64() -> None:
+    x, w = torch.randn(2, 3, 4).double().requires_grad_(), torch.randn(9, 4).double()
+    targets = torch.randint(9, (2, 3))
+    assert linear_cross_entropy(x, w, targets).dtype == torch.float64
+    assert torch.autograd.gradcheck(lambda x, w: linear_cross_entropy(x, w, targets), (x, w))
+    assert linear_cross_entropy(x.bfloat16(), w.bfloat16(), targets).dtype == torch.float32
+
+
 def test_modules_are_called_on_a_cpu() -> None:
     assert not is_plain(torch.randn(2, 5, 4), nn.Linear(4, 4, bias=False))
 

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from vort.ops.local_attention import apply_rope, local_attention, local_attention_exact
+from vort.ops.local_attention import (
+    apply_rope,
+    attend_locally,
+    local_attention,
+    local_attention_exact,
+)
 
 GOOD = {"q": (1, 6, 4, 8), "k": (1, 6, 2, 8), "v": (1, 6, 2, 5)}
 
@@ -75,3 +80,23 @@ def test_unknown_backend_integers_and_odd_rope_are_refused() -> None:
         local_attention(q, k.long(), v, 3)
     with pytest.raises(ValueError, match="head dimension must be even, got 5"):
         apply_rope(torch.zeros(1, 2, 3, 5), torch.arange(2))
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_nan_is_found_under_the_debug_flag_but_at_padding(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = dict(zip(GOOD, inputs(), strict=True))
+    given[name][0, 3] = float("nan")
+    real = torch.arange(6)[None] < 3
+    calls: list[Any] = [
+        lambda **masks: local_attention(**given, window=3, padding_mask=masks.get("real")),
+        lambda **masks: attend_locally(**given, window=3, output_state=True, **masks),
+    ]
+    for call in calls:
+        monkeypatch.delenv("VORT_DEBUG", raising=False)
+        call()
+        monkeypatch.setenv("VORT_DEBUG", "1")
+        call(real=real)
+        with pytest.raises(ValueError, match=rf"{name} must be finite, got nan at index \[0, 3"):
+            call()

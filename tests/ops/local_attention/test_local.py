@@ -220,6 +220,39 @@ def test_lengths_alone_say_which_positions_are_real(stateful: bool) -> None:
         attend_locally(*tensors, 4, lengths=torch.tensor([9, 10]), **options)
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize(
+    ("real", "lengths", "message"),
+    [
+        ([9, 6], [9, -2], r"lengths must lie in \[0, T\] = \[0, 9\], got -2 at index 1"),
+        ([9, 6], [9, 7], "real must be True at the first 7 positions of row 1, as lengths say, got "
+         "False at position 6"),
+        ([9, 6], [8, 6], "real must be True at the first 8 positions of row 0, as lengths say, got "
+         "True at position 8"),
+    ],
+)  # fmt: skip
+def test_lengths_that_contradict_what_is_real_are_refused(
+    stateful: bool, real: list[int], lengths: list[int], message: str
+) -> None:
+    case = make(2, 9, window=4)
+    mask = torch.arange(9) < torch.tensor(real)[:, None]
+    with pytest.raises(ValueError, match=message):
+        attend_locally(
+            case.q, case.k, case.v, 4, real=mask, lengths=torch.tensor(lengths),
+            output_state=stateful,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_what_is_real_is_a_mask_of_all_positions(stateful: bool) -> None:
+    case = make(2, 9, window=4)
+    tensors = [case.q, case.k, case.v]
+    with pytest.raises(TypeError, match=r"real must be bool .*, got torch\.int64"):
+        attend_locally(*tensors, 4, real=torch.ones(2, 9).long(), output_state=stateful)
+    with pytest.raises(ValueError, match=r"real must have shape \(2, 9\), got \(1, 9\)"):
+        attend_locally(*tensors, 4, real=torch.ones(1, 9).bool(), output_state=stateful)
+
+
 def test_a_row_without_a_token_keeps_its_state() -> None:
     case = make(2, 5, window=4)
     tensors = [case.q, case.k, case.v]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vort.ops.local_attention import apply_rope, local_attention
+from vort.ops.local_attention import LocalBackend, apply_rope, local_attention
 
 from .cases import Case, cases, make
 
@@ -108,14 +108,17 @@ def test_nothing_passes_between_packed_sequences() -> None:
     assert torch.equal(changed[:, 30:75], o[:, 30:75])
 
 
-def test_padding_is_ignored_whatever_it_holds() -> None:
+@pytest.mark.parametrize("backend", ["block", "exact"])
+def test_padding_is_ignored_whatever_it_holds(backend: LocalBackend) -> None:
     mask = torch.rand(2, 90) < 0.6
     mask[0] = False
     mask[1, :20] = False
     leaves = make(2, 90, window=10).leaves()
     for x in leaves:
         x.data[~mask] = float("nan")
-    o, entropy = local_attention(*leaves, 10, padding_mask=mask, return_entropy=True)
+    o, entropy = local_attention(
+        *leaves, 10, padding_mask=mask, return_entropy=True, backend=backend
+    )
     assert entropy is not None
     assert (o[~mask] == 0).all()
     assert (entropy[~mask] == 0).all()
@@ -224,7 +227,10 @@ def test_rope_keeps_lengths_and_leaves_position_zero() -> None:
 
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_wrong_with_one_packed_sequence_reaches_no_other(which: int, value: float) -> None:
+@pytest.mark.parametrize("backend", ["block", "exact"])
+def test_what_is_wrong_with_one_packed_sequence_reaches_no_other(
+    which: int, value: float, backend: LocalBackend
+) -> None:
     bounds = torch.tensor([0, 7, 7, 8, 40, 75])
     case = make(1, 75, 4, 2, window=9, cu_seqlens=bounds, rope_base=1e4)
     others = torch.arange(75) < 8
@@ -234,7 +240,9 @@ def test_what_is_wrong_with_one_packed_sequence_reaches_no_other(which: int, val
         leaves = case.leaves()
         if spoilt:
             leaves[which].data[0, 20] = value
-        o, entropy = local_attention(*leaves, 9, return_entropy=True, **case.options)
+        o, entropy = local_attention(
+            *leaves, 9, return_entropy=True, backend=backend, **case.options
+        )
         loss = o[:, others].square().sum() + entropy[:, others].sum()
         gradients = torch.autograd.grad(loss, leaves)
         results.append([x[:, others] for x in (o, entropy, *gradients)])

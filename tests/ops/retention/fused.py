@@ -307,6 +307,21 @@ def slow_decay_error(device: str) -> float:
     return abs(lost / truth - 1)
 
 
+def fast_decay_error(device: str) -> float:
+    """Relative error of what a step that writes nothing leaves of scales that forget nearly all."""
+    from vort.ops.retention.triton import retention_step_triton
+
+    log_decay = -torch.tensor([0.7, 3.0, 12.0, 17.0], device=device)
+    before = RetentionState(*(torch.ones(1, 2, 4, *size, device=device) for size in ((8, 5), (8,))))
+    after = RetentionState(*(x.clone() for x in before))
+    token = (torch.zeros(1, 2, n, device=device) for n in (8, 8, 5, 4))
+    retention_step_triton(after, *token, log_decay)
+    assert after.b is not None
+    wanted = log_decay.double().exp()
+    pairs = ((after.G, wanted[:, None, None]), (after.b, wanted[:, None]))
+    return max(((x.double() / truth - 1).abs().max()).item() for x, truth in pairs)
+
+
 STEP_CASES = [
     Case(batch=2, length=5, key_dim=16, value_dim=20, per_head=True),
     Case(batch=1, length=4, normalizer="undecayed", include_self=False),

@@ -19,6 +19,7 @@ from tests.ops.retention.fused import (
     added_elsewhere,
     compiled_difference,
     errors_in_few_parts,
+    fast_decay_error,
     relative_errors,
     rounding_errors,
     slow_decay_error,
@@ -46,6 +47,7 @@ def main(part: int, parts: int) -> None:
             found[f"step {case.name}"] = step_errors(case, torch.float32, "cpu", 0)
         # rounding states to float32 leaves a few thousandths: half a percent is the bound
         found["slow decay"] = {"lost": slow_decay_error("cpu") / 5e-3 * BOUND}
+        found["fast decay"] = {"left": fast_decay_error("cpu")}
         found["rows wrongly left out"] = wrongly_left_out("cpu")
         found["gradients where nobody asks"] = added_elsewhere("cpu")
         found["torch.compile"] = {"gradient": compiled_difference("cpu")}

@@ -98,6 +98,25 @@ def test_decays_of_fifty_a_step_leave_no_nan_in_float32(backend: str) -> None:
         assert torch.isfinite(x).all(), name
 
 
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("write", "read"), [(1.0, 1.0), (1e6, 1e6), (1e12, 1.0), (1.0, 1e12)])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_large_writes_and_reads_leave_no_nan_where_decays_are_steep(
+    per_head: bool, write: float, read: float, normalizer: str
+) -> None:
+    case = Case(length=40, num_scales=2, state=False, positive=True, normalizer=normalizer)
+    inputs = {name: x.detach() for name, x in case.inputs(torch.float32).items()}
+    decays = torch.tensor([[-9.3, -0.1], [-9.3, -1.0] if per_head else [-9.3, -0.1]])
+    inputs |= {"log_decay": decays if per_head else decays[0]}
+    inputs["write"], inputs["read"] = inputs["write"] * write, inputs["read"] * read
+    leaves = {name: x.requires_grad_() for name, x in inputs.items()}
+    wide = {name: x.detach().double().requires_grad_() for name, x in inputs.items()}
+    found, gradients = case.run_with_gradients("chunk", leaves)
+    expected, expected_gradients = case.run_with_gradients("exact", wide)
+    for name, x in (expected | expected_gradients).items():
+        assert relative_error((found | gradients)[name], x) < 2e-5, name
+
+
 @pytest.mark.parametrize("normalizer", ["decayed", "undecayed"])
 @pytest.mark.parametrize("backend", ["exact", *FAST])
 def test_denominator_never_flips_the_sign_nor_divides_by_zero(

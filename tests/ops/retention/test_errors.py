@@ -137,6 +137,10 @@ BAD = {
         {"initial_state": RetentionState(torch.ones(1, 2, 5, 4, 4), torch.ones(1, 2, 5, 4))},
         r"initial_state.G must be \[1, 2, 5, 4, 3\] \(N, H, S, K, V\), got \[1, 2, 5, 4, 4\]",
     ),
+    "b without G": (
+        {"initial_state": RetentionState(None, torch.ones(1, 2, 5, 4))},  # type: ignore[arg-type]
+        "initial_state.G must be a tensor beside b, got None",
+    ),
     "b missing": (
         {"initial_state": RetentionState(torch.ones(1, 2, 5, 4, 3), None)},
         r"initial_state.b must be \[1, 2, 5, 4\] with normalizer 'decayed', got None",
@@ -183,6 +187,18 @@ def test_nan_is_found_under_the_debug_flag(name: str, monkeypatch: pytest.Monkey
         retention(**arguments(**{name: x}))
 
 
+@pytest.mark.parametrize("name", ["state.G", "state.b", "q_t", "k_t", "v_t", "write_t", "read_t"])
+def test_a_step_finds_nan_under_the_debug_flag(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"q_t": 4, "k_t": 4, "v_t": 3, "write_t": 5, "read_t": 5}
+    token = {key: torch.ones(1, 2, size) for key, size in sizes.items()}
+    G, b = empty_state(1, 2, 5, 4, 3)
+    {**token, "state.G": G, "state.b": b}[name].view(-1)[3] = float("nan")  # type: ignore[union-attr]
+    retention_step(RetentionState(G, b), log_decay=-torch.ones(5), **token)
+    monkeypatch.setenv("VORT_DEBUG", "1")
+    with pytest.raises(ValueError, match=rf"{name} must be finite, got nan at index \[0"):
+        retention_step(RetentionState(G, b), log_decay=-torch.ones(5), **token)
+
+
 def test_nan_decay_is_always_found() -> None:
     with pytest.raises(ValueError, match="log_decay must be <= 0, got nan"):
         retention(**arguments(log_decay=torch.full((5,), float("nan"))))
@@ -193,6 +209,10 @@ def test_nan_decay_is_always_found() -> None:
     [
         ({"cu_seqlens": [0, 6]}, r"cu_seqlens must be a tensor \[N \+ 1\] of integers, got list"),
         ({"chunk_size": 32.0}, r"chunk_size must be a whole number, got 32\.0"),
+        (
+            {"initial_state": torch.ones(1, 2, 5, 4, 3)},
+            "initial_state must be a RetentionState of G and b, got Tensor",
+        ),
     ],
 )
 def test_other_types_are_named(changes: dict[str, Any], message: str) -> None:

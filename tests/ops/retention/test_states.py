@@ -76,6 +76,25 @@ def test_twenty_thousand_steps_stay_with_the_chunk_form() -> None:
     assert relative_error(torch.stack(stepped), torch.stack(chunked)) < 1e-4
 
 
+@pytest.mark.parametrize("normalizer", ["decayed", "none"])
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("decay", [-0.5, -3.0, -10.0, -14.0, -17.0, -30.0])
+def test_a_step_leaves_what_the_decay_says_however_fast(
+    decay: float, include_self: bool, normalizer: str
+) -> None:
+    x, rate = torch.ones(1, 2, 1, 1), torch.tensor([decay])
+    v, write = torch.tensor([3.0, 5.0]).view(1, 2, 1, 1), torch.tensor([1.0, 0.0]).view(1, 2, 1, 1)
+    o, state = retention(
+        x, x, v, write, rate, normalizer=normalizer, include_self=include_self,  # type: ignore[arg-type]
+        output_final_state=True, backend="recurrent",
+    )  # fmt: skip
+    left = rate.double().exp().item()
+    assert state is not None
+    assert state.G.item() == pytest.approx(3 * left, rel=1e-6)
+    wanted = 3.0 if normalizer == "decayed" else 3 * left
+    assert o[0, 1].item() == pytest.approx(wanted, rel=1e-6)
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_million_steps_stay_finite_and_with_the_chunk_form() -> None:

@@ -15,7 +15,7 @@ from vort.ops.decoding.heads import HeadsOutputs
 from vort.ops.gpu.launcher import Tile, launch, power_of_two
 from vort.ops.gpu.parts import let_next_start, wait_for_inputs
 from vort.ops.order_weights.triton import by_scale, exponents, gain_of, prefactors, sigmoid
-from vort.ops.retention.triton.decode import forgotten
+from vort.ops.retention.triton.decode import aged, decay_in_parts
 from vort.ops.retention.triton.spans import NORMALIZER_CODES
 from vort.ops.retention.triton.tiles import load_rates
 
@@ -141,11 +141,10 @@ def memory_kernel(
         if HAS_READ:
             reads = load_read(at + READ + h * S, read_bias + h * S, s, S)
             r = tl.exp(reads - most) * share
-        loss = forgotten(load_rates(log_decay, h, 0, s, S))
+        kept, share = decay_in_parts(load_rates(log_decay, h, 0, s, S))
         if s0 > 0:
             held = load_states(G, base, s, ks, vs, S, K, V)
-        old = held.to(tl.float32)
-        old -= old * loss[:, None, None]
+        old = aged(held.to(tl.float32), kept[:, None, None], share[:, None, None])
         written = w[:, None] * kt[None, :]
         new = old + written[:, :, None] * vt[None, None, :]
         acc += tl.sum(r[:, None, None] * (new if SELF else old), axis=0)
@@ -153,7 +152,7 @@ def memory_kernel(
             sums = b + (base * S + s[:, None]) * K + ks[None, :]
             inside = (s < S)[:, None] & (ks < K)[None, :]
             bt = tl.load(sums, mask=inside, other=0.0)
-            bt -= bt * loss[:, None]
+            bt = aged(bt, kept[:, None], share[:, None])
             after = bt + written
             den += tl.sum(tl.sum((after if SELF else bt) * r[:, None], axis=0) * qt, axis=0)
         # several threads may hold the same number: all have read before one writes

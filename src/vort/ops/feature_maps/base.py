@@ -18,11 +18,6 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def without_autocast(x: Tensor) -> torch.autocast:
-    """Return a context in which AMP leaves matrix products in the precision they were given."""
-    return torch.autocast(device_type=x.device.type, enabled=False)
-
-
 def kernels_fit(x: Tensor, matrix: Tensor, head_dim: int, columns: int) -> bool:
     """Whether kernels can map x `[..., head_dim]` through a matrix that has `columns` features.
 

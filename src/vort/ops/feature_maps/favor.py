@@ -34,7 +34,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import FeatureMap, kernels_fit, without_autocast, working_dtype
+from vort.ops.custom import without_autocast
+
+from .base import FeatureMap, kernels_fit, working_dtype
 
 # A third of float32's exponent range: two features and a sum over many positions fit in it.
 CEILING = 29.0

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from vort.ops.asked import Asked, heads_of_asked, pick
+from vort.ops.custom import without_autocast
 
-from .base import FeatureMap, kernels_fit, without_autocast, working_dtype
+from .base import FeatureMap, kernels_fit, working_dtype
 
 
 def hedgehog_features(x: Tensor, weight: Tensor) -> Tensor:

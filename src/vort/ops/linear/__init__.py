@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 
 from vort.ops.custom import traced
 from vort.ops.gpu.launcher import kernels_take
@@ -56,8 +57,10 @@ def is_plain(x: Tensor, *modules: nn.Module | None, kinds: tuple[type, ...] = ()
 def is_watched(*modules: nn.Module) -> bool:
     """Whether somebody has hooked, replaced or compiled the call of a module, and must be called.
 
-    Hugging Face's accelerate replaces `forward` on the instance.
+    Hugging Face's accelerate replaces `forward` on the instance. Hooks of all modules count.
     """
+    if _has_any_global_hook():
+        return True
     for m in modules:  # of every layer several times a step: plain loops are short
         own = m.__dict__
         if (
@@ -225,7 +228,7 @@ def gated_norm_linear(
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, *, ignore_index: int = -100
 ) -> Tensor:
-    """The sum of cross-entropies of logits x W^T against targets, float32.
+    """The sum of cross-entropies of logits x W^T against targets; float32, of float64 float64.
 
     Shapes: x `[..., D]`, weight `[V, D]`, targets `[...]` integers below V, or `ignore_index`. On
     a GPU gradients are made along with the loss, a part of the rows at a time.
@@ -236,13 +239,18 @@ def linear_cross_entropy(
     >>> torch.allclose(loss, F.cross_entropy(x @ w.T, targets, reduction="sum"), atol=1e-5)
     True
     """
+    if targets.shape != x.shape[:-1]:
+        raise ValueError(
+            f"targets must be {list(x.shape[:-1])} to go with x, got {list(targets.shape)}"
+        )
     x = _as_multiplied(x)
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     if multiplied_by_kernels(x, weight, traces=True):
         from .triton import cross_entropy_fused
 
         return cross_entropy_fused(x.contiguous(), weight, targets.contiguous(), ignore_index)
-    logits = F.linear(x, weight).float()
+    logits = F.linear(x, weight)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
 
 

@@ -1,14 +1,14 @@
 """The public form of local attention: checks, rotation, padding, then a backend."""
 
-from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from vort.ops.bounds import sequence_starts
-from vort.ops.custom import traced
+from vort.ops.custom import checks_values, traced, without_autocast
 from vort.ops.gpu.launcher import debugging, kernels_take, require_kernels, transformed
+from vort.ops.retention.inputs import check_finite
 
 from .block import attend_blockwise
 from .checks import WIDEST, check_cu_seqlens, check_heads, check_padding_mask, check_window
@@ -69,31 +69,30 @@ def local_attention(
     B, T = q.shape[:2]
     check_padding_mask(padding_mask, torch.Size((B, T)))
     # Looking at bounds would stop a GPU's queue, in every layer.
-    values = q.device.type == "cpu" or debugging()
+    values = checks_values(q)
     check_cu_seqlens(cu_seqlens, B, T, values=values)
+    check_numbers(q, k, v, padding_mask)
     start = None if cu_seqlens is None else sequence_starts(T, cu_seqlens, q.device)
     if rope_base is not None:
         position = torch.arange(T, device=q.device)
         position = position if start is None else position - start
         q, k = apply_rope(q, position, rope_base), apply_rope(k, position, rope_base)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    if backend == "exact" or q.numel() == 0:
-        return local_attention_exact(
-            q,
-            k,
-            v,
-            window,
-            scale=scale,
-            padding_mask=padding_mask,
-            cu_seqlens=cu_seqlens,
-            return_entropy=return_entropy,
-        )
     if padding_mask is not None:
         q, k, v = (silence(x, padding_mask) for x in (q, k, v))
-    run = partial(
-        attend, window=window, scale=scale, return_entropy=return_entropy, backend=backend
-    )
-    if cu_seqlens is not None and values and _strays(q, k, v):
+
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, *, start: Tensor | None = None, valid: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        options = {"scale": scale, "return_entropy": return_entropy}
+        if backend == "exact" or q.numel() == 0:
+            packed = None if start is None else cu_seqlens
+            masks = {"padding_mask": valid, "cu_seqlens": packed}
+            return local_attention_exact(q, k, v, window, **masks, **options)  # type: ignore[arg-type]
+        masks = {"start": start, "valid": valid}
+        return attend(q, k, v, window, **masks, **options, backend=backend)  # type: ignore[arg-type]
+
+    if cu_seqlens is not None and values and q.numel() and _strays(q, k, v):
         # What a sequence may not see it sees times 0, and of NaN that is NaN.
         lengths = cu_seqlens.diff().tolist()
         valid = [None] * len(lengths) if padding_mask is None else padding_mask.split(lengths, 1)
@@ -108,6 +107,13 @@ def local_attention(
         o = silence(o, padding_mask)
         entropy = None if entropy is None else entropy.masked_fill(~padding_mask[..., None], 0)
     return o, entropy
+
+
+def check_numbers(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> None:
+    """Under `VORT_DEBUG=1`, refuse NaN and infinity; at padding there may be anything."""
+    if not torch.compiler.is_compiling() and debugging():
+        given = {"q": q, "k": k, "v": v}
+        check_finite({n: x if real is None else silence(x, real) for n, x in given.items()})
 
 
 def _strays(*tensors: Tensor) -> bool:
@@ -151,5 +157,5 @@ def attend(
         from .triton import attend_fused  # here and in rope.py alone: Triton may be absent
 
         return attend_fused(q, k, v, window, **rest)  # type: ignore[arg-type]
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         return attend_blockwise(q, k, v, window, **rest)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.custom import Some, Tensors, custom_op, without_autocast
 from vort.ops.products import baddbmm, bmm, one_by_one
 from vort.ops.side_by_side import cut, run_side_by_side, threads_here
 
@@ -240,7 +240,7 @@ def _forward(inputs: Inputs) -> Tensors:
 def _attended(inputs: Inputs) -> Tensors:
     """Output and, if asked for, entropy."""
     q, _, v, *_, with_entropy = inputs
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         tiles = _Tiles(inputs)
         rows = tiles.q.shape[:3]
         o = v.new_empty(*rows, v.shape[-1])
@@ -271,7 +271,7 @@ def _gradients(
 ) -> Tensors:
     q, k, v, *_ = inputs
     do = torch.zeros_like(o) if do is None else do
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         tiles = _Tiles(inputs)
         pad = tiles.layout.pad_queries
         dq = torch.empty_like(tiles.q)
@@ -322,7 +322,7 @@ def _plain(inputs: Inputs) -> Tensors:
     allowed = allowed if start is None else allowed & (key >= start[:, None])
     allowed = allowed[None] if valid is None else allowed & valid[:, None]
     forbidden = ~allowed[:, None, None]
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         rows = q.to(dtype).unflatten(2, (groups, -1))
         scores = torch.einsum("btgrd,bjgd->bgrtj", rows, k.to(dtype)) * scale
         scores = scores.masked_fill(forbidden, MASKED)

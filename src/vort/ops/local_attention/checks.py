@@ -41,18 +41,14 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "[B, T, H, D]"
         raise ValueError(f"heads of q must be a multiple of those of k, got {heads} and {kv_heads}")
 
 
-def check_padding_mask(padding_mask: Tensor | None, shape: torch.Size) -> None:
+def check_padding_mask(mask: Tensor | None, shape: torch.Size, name: str = "padding_mask") -> None:
     """Refuse a mask that is not boolean or does not have one entry for each position."""
-    if padding_mask is None:
+    if mask is None:
         return
-    if padding_mask.dtype != torch.bool:
-        raise TypeError(
-            f"padding_mask must be bool (True for real tokens), got {padding_mask.dtype}"
-        )
-    if padding_mask.shape != shape:
-        raise ValueError(
-            f"padding_mask must have shape {tuple(shape)}, got {tuple(padding_mask.shape)}"
-        )
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be bool (True for real tokens), got {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(mask.shape)}")
 
 
 def check_cu_seqlens(

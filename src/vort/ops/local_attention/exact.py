@@ -1,12 +1,10 @@
 """Local attention as one reads it: a quadratic reference in which every weight is visible."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
 from vort.ops.bounds import sequence_starts
-from vort.ops.retention.inputs import autocasting
+from vort.ops.custom import without_autocast
 
 from .block import MASKED, working_dtype
 from .checks import check_cu_seqlens, check_heads, check_padding_mask, check_window
@@ -69,7 +67,7 @@ def local_attention_exact(
     forbidden = ~allowed_keys(B, T, window, start, padding_mask)[:, None]
 
     out_dtype, dtype = v.dtype, working_dtype(q, k, v)
-    with torch.autocast(q.device.type, enabled=False) if autocasting(q) else nullcontext():
+    with without_autocast(q):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         k, v = (x.repeat_interleave(H // x.shape[2], dim=2) for x in (k, v))
         scores = torch.einsum("bthd,bjhd->bhtj", q, k) * (D**-0.5 if scale is None else scale)

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vort.ops.gpu.launcher import kernels_take
-from vort.ops.padding import check_lengths, keep_last
+from vort.ops.custom import without_autocast
+from vort.ops.gpu.launcher import kernels_take, transformed
+from vort.ops.padding import check_lengths, keep_last, may_look
 
-from .attention import attend, local_attention, silence
+from .attention import attend, check_numbers, local_attention, silence
 from .block import MASKED, working_dtype
-from .checks import WIDEST, check_heads, check_window
+from .checks import WIDEST, check_heads, check_padding_mask, check_window
 from .rope import apply_rope
 
 __all__ = ["LocalState", "attend_locally"]
@@ -97,9 +98,13 @@ def attend_locally(
         raise ValueError(
             "cu_seqlens must be None with a state or output_state: a state is of one sequence a row"
         )
-    if real is None and lengths is not None:
+    check_padding_mask(real, q.shape[:2], "real")
+    if lengths is not None:
         check_lengths(lengths, *q.shape[:2])
-        real = torch.arange(q.shape[1], device=q.device) < lengths[:, None]
+        if real is None:
+            real = torch.arange(q.shape[1], device=q.device) < lengths[:, None]
+        elif real.device.type == "cpu" and may_look(real) and not transformed():
+            _check_agreement(real, lengths)
     if state is None and not output_state:
         o, entropy = local_attention(
             q,
@@ -114,6 +119,7 @@ def attend_locally(
         )
         return o, entropy, None
     check_heads(q, k, v)
+    check_numbers(q, k, v, real)
     if state is None and real is None and not torch.compiler.is_compiling():
         options = {"scale": scale, "rope_base": rope_base, "return_entropy": return_entropy}
         o, entropy = local_attention(q, k, v, window, **options)  # type: ignore[arg-type]
@@ -220,7 +226,7 @@ def _attend_row(
     """Attention of `[B, H, D]` to all that a state holds: `[B, 1, H, V]`, `[B, 1, H]`."""
     k, v, _ = state
     dtype = working_dtype(q, k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         q = q.to(dtype).unflatten(1, (k.shape[2], -1))
         scores = torch.einsum("bgrd,bjgd->bgrj", q, k.to(dtype)) * scale
         forbidden = ~state.written[:, None, None]
@@ -231,6 +237,18 @@ def _attend_row(
             return o.unsqueeze(1), None
         entropy = -torch.linalg.vecdot(p, scores.log_softmax(-1)).flatten(1, 2)
     return o.unsqueeze(1), entropy.unsqueeze(1)
+
+
+def _check_agreement(real: Tensor, lengths: Tensor) -> None:
+    """Refuse two that contradict each other."""
+    front = torch.arange(real.shape[1]) < lengths[:, None]
+    wrong = (real != front).nonzero()
+    if len(wrong):
+        row, place = wrong[0].tolist()
+        raise ValueError(
+            f"real must be True at the first {lengths[row]} positions of row {row}, as lengths "
+            f"say, got {bool(real[row, place])} at position {place}"
+        )
 
 
 def _check_state(state: LocalState, k: Tensor, v: Tensor, window: int) -> None:

@@ -1,17 +1,16 @@
 """The definition: every pair of positions, one sum. Quadratic; what the rest is checked against."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from vort.names import check_choice
+from vort.ops.custom import without_autocast
 from vort.ops.retention.inputs import (
     DEFAULT_EPS,
     NORMALIZERS,
     Inputs,
-    autocasting,
     compute_dtype,
 )
 from vort.ops.retention.state import RetentionState, each_sequence, starting_state
@@ -81,7 +80,7 @@ def exact_retention_with_kernel(
     """
     check_choice("normalizer", normalizer, NORMALIZERS)
     dtype = compute_dtype(q, k, v)
-    with torch.autocast(q.device.type, enabled=False) if autocasting(q) else nullcontext():
+    with without_autocast(q):
         lag, seen = _lags(q.shape[1], include_self, q.device)
         weights = kernel(order.to(dtype).transpose(1, 2).unsqueeze(-2), lag)
         weights = torch.where(seen, weights, torch.zeros((), dtype=dtype, device=q.device))

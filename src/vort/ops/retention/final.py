@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vort.names import check_choice
+from vort.ops.custom import without_autocast
 from vort.ops.retention.inputs import NORMALIZERS, compute_dtype
 from vort.ops.retention.state import RetentionState
 
@@ -30,7 +31,7 @@ def final_state(
     """
     check_choice("normalizer", normalizer, NORMALIZERS)
     dtype = compute_dtype(k, v)
-    with torch.autocast(k.device.type, enabled=False):
+    with without_autocast(k):
         length = torch.arange(k.shape[1] - 1, -1, -1, device=k.device, dtype=dtype)
         # [B, H, S, T]: what is left at the end of what each token wrote.
         rates = log_decay.to(dtype).expand(k.shape[2], -1).unsqueeze(-1)

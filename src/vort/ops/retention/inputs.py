@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vort.names import check_choice
 from vort.ops.asked import check_places, check_range
+from vort.ops.custom import checks_values, traced
 from vort.ops.gpu.launcher import debugging, transformed
 
 __all__ = [
@@ -16,9 +17,9 @@ __all__ = [
     "NORMALIZERS",
     "Inputs",
     "Normalizer",
-    "autocasting",
     "b_rows",
     "check_bounds",
+    "check_finite",
     "check_inputs",
     "compute_dtype",
     "count_sequences",
@@ -67,17 +68,6 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def autocasting(x: Tensor) -> bool:
-    """Whether autocast is on where x is; devices without numbers know of none.
-
-    >>> with torch.autocast("cpu"):
-    ...     autocasting(torch.zeros(1)), autocasting(torch.zeros(1, device="meta"))
-    (True, False)
-    """
-    device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
 def b_rows(normalizer: str, num_scales: int) -> int:
     """How many rows per head b has: one for each scale, or a single undecayed one.
 
@@ -111,9 +101,9 @@ def check_inputs(inputs: Inputs) -> None:
     if inputs.asked is not None:
         check_places(inputs.asked)
     _check_state(inputs)
-    if torch.compiler.is_compiling():
+    if traced(inputs.q):
         return
-    looks = inputs.q.device.type == "cpu" or debugging()
+    looks = checks_values(inputs.q)
     if looks and inputs.cu_seqlens is not None:
         check_bounds(inputs.cu_seqlens.tolist(), inputs.q.shape[1])
     if transformed():  # what stands for a whole batch of numbers has no truth of its own
@@ -123,13 +113,9 @@ def check_inputs(inputs: Inputs) -> None:
         if inputs.asked is not None:
             check_range(inputs.asked, inputs.q.shape[0] * inputs.q.shape[1])
     if debugging():
-        _check_finite(
-            {
-                f"initial_state.{name}" if name in "Gb" else name: x
-                for name, x in inputs._asdict().items()
-                if isinstance(x, Tensor)
-            }
-        )
+        fields = inputs._asdict().items()
+        named = {f"initial_state.{n}" if n in "Gb" else n: x for n, x in fields}
+        check_finite({n: x for n, x in named.items() if isinstance(x, Tensor)})
 
 
 def _check_shapes(inputs: Inputs) -> None:
@@ -199,6 +185,8 @@ def check_bounds(bounds: list[int], length: int) -> None:
 def _check_state(inputs: Inputs) -> None:
     G, b, normalizer = inputs.G, inputs.b, inputs.normalizer
     if G is None:
+        if b is not None:
+            raise ValueError("initial_state.G must be a tensor beside b, got None")
         return
     lead, num_scales = (count_sequences(inputs), inputs.q.shape[2]), inputs.write.shape[-1]
     keys, values = inputs.q.shape[3], inputs.v.shape[3]
@@ -233,9 +221,12 @@ def _check_decay(log_decay: Tensor) -> None:
     raise ValueError(f"log_decay must be <= 0, got {value:g} at index {index}")
 
 
-def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor | None]) -> None:
+    """Under `VORT_DEBUG=1`, raise ValueError where there is NaN or infinity, by the name."""
+    if torch.compiler.is_compiling() or not debugging() or transformed():
+        return
     for name, x in tensors.items():
-        if not bool(torch.isfinite(x).all()):
+        if x is not None and not traced(x) and not bool(torch.isfinite(x).all()):
             index = (~torch.isfinite(x)).nonzero()[0].tolist()
             value = float(x[tuple(index)])
             raise ValueError(f"{name} must be finite, got {value} at index {index} (VORT_DEBUG=1)")

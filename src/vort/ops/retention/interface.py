@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vort.names import check_choice
+from vort.ops.custom import without_autocast
 from vort.ops.gpu.launcher import has_triton, kernels_take, require_kernels, transformed
 from vort.ops.retention.chunk import retention_chunk
 from vort.ops.retention.chunk.layout import SHORTEST
@@ -100,6 +101,10 @@ def retention(
     (torch.Size([1, 100, 2, 32]), torch.Size([1, 2, 8, 16, 32]))
     >>> more, _ = retention(q, k, v, write, log_decay, initial_state=state)
     """
+    if initial_state is not None and not isinstance(initial_state, tuple):
+        raise TypeError(
+            f"initial_state must be a RetentionState of G and b, got {type(initial_state).__name__}"
+        )
     G, b = (None, None) if initial_state is None else initial_state
     tensors = (q, k, v, write, log_decay, read, G, b)
     options = (normalizer, include_self, eps, output_final_state, chunk_size, wants_grad(*tensors))
@@ -110,7 +115,7 @@ def retention(
         logger.debug("retention: %s (%s)", chosen, reason.format(length=q.shape[1]))
     if chosen == "triton":  # kernels know nothing of autocast
         return _load(chosen, inputs)(inputs)
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         return _load(chosen, inputs)(inputs)
 
 

@@ -1,22 +1,25 @@
 """One token at a time: decoding in constant memory, and the recurrences of the paper as written."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from vort.names import check_choice
+from vort.ops.custom import without_autocast
 from vort.ops.gpu.launcher import transformed
 from vort.ops.retention.exact import normalize
 from vort.ops.retention.inputs import (
     DEFAULT_EPS,
     NORMALIZERS,
     Inputs,
-    autocasting,
     b_rows,
+    check_finite,
     compute_dtype,
 )
 from vort.ops.retention.state import RetentionState, each_sequence, starting_state
 
-__all__ = ["retention_recurrent", "retention_step"]
+__all__ = ["decay_in_parts", "retention_recurrent", "retention_step"]
 
 
 def retention_step(
@@ -48,11 +51,13 @@ def retention_step(
     (3.0, 3.0)
     """
     _check(state, q_t, k_t, v_t, write_t, log_decay, read_t, normalizer)
+    check_finite(
+        {"state.G": state.G, "state.b": state.b, "q_t": q_t, "k_t": k_t, "v_t": v_t}
+        | {"write_t": write_t, "log_decay": log_decay, "read_t": read_t}
+    )
     options = (normalizer, include_self, eps, inplace)
     given = (state, q_t, k_t, v_t, write_t, log_decay, read_t, *options)
-    if not autocasting(q_t):  # entering a context would take a while itself
-        return _step(*given)
-    with torch.autocast(q_t.device.type, enabled=False):
+    with without_autocast(q_t):
         return _step(*given)
 
 
@@ -72,33 +77,34 @@ def _step(
     dtype = state.G.dtype
     q, k, v, write = (x.to(dtype) for x in (q_t, k_t, v_t, write_t))
     batch, heads, num_scales, key_dim, value_dim = state.G.shape
-    # exp(l) rounds to a rate several percent off when l is near -1e-6; 1 + expm1(l) need not.
-    forget = torch.expm1(log_decay.to(dtype)).expand(heads, num_scales)
+    kept, aged = (x.expand(heads, num_scales) for x in decay_in_parts(log_decay.to(dtype)))
     gate = q.new_ones(1).expand(write.shape) if read_t is None else read_t.to(dtype)
     if not include_self:
-        gate = gate * (1 + forget)
+        gate = gate * (kept + aged)
     rows = num_scales * key_dim
     query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).reshape(batch * heads, 1, rows)
     written = write.unsqueeze(-1) * k.unsqueeze(-2)
 
     # The change is small beside the state: it is summed up first, so that one rounding follows.
-    change = written.unsqueeze(-1) * v[:, :, None, None]
-    # in place, but where torch.func may have more states or decays than changes
-    age = torch.addcmul if transformed() else Tensor.addcmul_
-    change = age(change, state.G, forget[..., None, None])
-    G = _add(state.G, change, inplace and include_self)
+    # In place, but where torch.func may have more states or decays than changes.
+    add = torch.addcmul if transformed() else Tensor.addcmul_
+    change = add(written.unsqueeze(-1) * v[:, :, None, None], state.G, aged[..., None, None])
+    at_once = inplace and include_self and not (torch.is_grad_enabled() or transformed())
+    if at_once:  # by one pass over the states fewer
+        G = torch.addcmul(change, state.G, kept[..., None, None], out=state.G)
+    else:
+        G = add(change, state.G, kept[..., None, None])
     b = state.b
-    if b is not None:
-        counted = k.unsqueeze(2)
-        if normalizer == "decayed":
-            counted = torch.addcmul(written, b, forget[..., None])
-        b = _add(b, counted, inplace and include_self)
+    if b is not None and normalizer == "decayed":
+        b = torch.addcmul(torch.addcmul(written, b, aged[..., None]), b, kept[..., None])
+    elif b is not None:
+        b = b + k.unsqueeze(2)
     after = RetentionState(G, b)
     seen = after if include_self else state
     output = _read(query, q, seen, normalizer, eps).view(batch, heads, value_dim)
-    if inplace and not include_self:
-        state.G.copy_(G)
-        after = RetentionState(state.G, b if b is None or state.b is None else state.b.copy_(b))
+    if inplace:
+        G = G if at_once else state.G.copy_(G)
+        after = RetentionState(G, b if b is None or state.b is None else state.b.copy_(b))
     return output.to(v_t.dtype), after
 
 
@@ -143,8 +149,19 @@ def _check(
         )
 
 
-def _add(state: Tensor, change: Tensor, inplace: bool) -> Tensor:
-    return state.add_(change) if inplace else state + change
+def decay_in_parts(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """What a step keeps of a state as it is, 1 or 0, and the share of it that it adds.
+
+    Together they are exp(l). Rounded, that is a rate several percent off where l is near -1e-6, so
+    a slow state is kept and expm1(l) of it added; and 1 + expm1(l) has no digit left where l is
+    near -17, so of a fast one nothing is kept.
+
+    >>> kept, aged = decay_in_parts(torch.tensor([-1e-9, -17.0]))
+    >>> kept.tolist(), [f"{x:.1e}" for x in aged.tolist()]
+    ([1.0, 0.0], ['-1.0e-09', '4.1e-08'])
+    """
+    slow = log_decay >= -math.log(2)
+    return slow.to(log_decay.dtype), torch.where(slow, log_decay.expm1(), log_decay.exp())
 
 
 def _read(query: Tensor, q: Tensor, state: RetentionState, normalizer: str, eps: float) -> Tensor:
@@ -170,7 +187,6 @@ def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     """
     q, k, v, write, log_decay, read, *_ = inputs
     decay = log_decay.to(compute_dtype(q, k, v)).expand(q.shape[2], write.shape[-1])
-    inplace = not inputs.tracked
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor | None, state: RetentionState
@@ -188,7 +204,7 @@ def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
                 inputs.normalizer,
                 inputs.include_self,
                 inputs.eps,
-                inplace and t > 0,  # the state given is the caller's
+                inplace=False,  # the state given is the caller's
             )
             outputs.append(output)
         if outputs:

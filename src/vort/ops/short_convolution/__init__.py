@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vort.ops.bounds import ages
-from vort.ops.custom import traced
-from vort.ops.gpu.launcher import debugging, kernels_take
+from vort.ops.custom import checks_values, traced
+from vort.ops.gpu.launcher import kernels_take
 from vort.ops.local_attention.checks import check_cu_seqlens
 from vort.ops.local_attention.rope import apply_rope_to_both
 from vort.ops.padding import check_lengths, keep_last
@@ -337,7 +337,7 @@ def _check(x: Tensor, weight: Tensor, state: Tensor | None, cu_seqlens: Tensor |
     if cu_seqlens is not None and (state is not None or x.shape[0] != 1):
         raise ValueError("cu_seqlens needs B = 1 and no state: packed sequences start afresh")
     if cu_seqlens is not None:
-        values = x.device.type == "cpu" or debugging()
+        values = checks_values(x)
         check_cu_seqlens(cu_seqlens, *x.shape[:2], values=values)
     wanted = [x.shape[0], weight.shape[1] - 1, x.shape[2]]
     if state is not None and list(state.shape) != wanted:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vort.ops.asked import Asked, pick
-from vort.ops.custom import Some, Tensors, custom_op
+from vort.ops.custom import Some, Tensors, custom_op, without_autocast
 from vort.ops.products import one_by_one
 from vort.ops.retention.chunk.layout import DenseLayout, Plan
 from vort.ops.retention.chunk.pairs import pairs_backward, pairs_forward, pairs_pay
@@ -66,7 +66,7 @@ def _asked_work(given: AskedInputs, decay_needs_grad: bool) -> tuple[Work, Reade
 
 
 def _asked_forward(given: AskedInputs) -> Tensors:
-    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(given.k):
         work, readers = _asked_work(given, decay_needs_grad=False)
         found = Found.of(work)
         _for_heads(work, lambda part, heads: run_forward(part, found.of_heads(heads)))
@@ -74,7 +74,7 @@ def _asked_forward(given: AskedInputs) -> Tensors:
 
 
 def _asked_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
-    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(given.k):
         work, readers = _asked_work(given, decay_needs_grad=needs[4])
         do = readers.spread(grads[0], work.dtype)
         inverse, kept_G, kept_b = kept
@@ -89,12 +89,12 @@ def _asked_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence
 
 
 def _pairs_forward(given: AskedInputs) -> Tensors:
-    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(given.k):
         return pairs_forward(given)
 
 
 def _pairs_backward(given: AskedInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
-    with torch.no_grad(), torch.autocast(given.k.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(given.k):
         return pairs_backward(given, kept, grads, needs)
 
 
@@ -114,7 +114,7 @@ def _asked_plain(given: AskedInputs) -> Tensors:
 
 
 def _forward(inputs: Inputs) -> Tensors:
-    with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(inputs.q):
         work = Work(inputs, decay_needs_grad=False)
         found = Found.of(work)
         _for_heads(work, lambda part, heads: run_forward(part, found.of_heads(heads)))
@@ -165,7 +165,7 @@ def _shapes(inputs: Inputs) -> Tensors:
 def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
     inverse, kept_G, kept_b = (x for x in kept if x is not None)
     do, dG_last, db_last = grads
-    with torch.no_grad(), torch.autocast(inputs.q.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(inputs.q):
         work = Work(inputs, decay_needs_grad=needs[4])
         do = torch.zeros_like(inputs.v) if do is None else do
         G, b = work.new_states(work.sequences)

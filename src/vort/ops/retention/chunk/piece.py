@@ -59,8 +59,13 @@ class Work:
         self.plan: Plan = Plan.of(inputs) if part is None else part.whole.plan
         # Tables are small for decays that all heads share: [S] comes expanded, with stride 0.
         rates = log_decay[:1] if log_decay.stride(0) == 0 else log_decay
-        options = (self.plan.chunk, inputs.include_self, read is not None)
-        self.decays, self.weights = _tables(rates.to(self.dtype), *options)
+        given = (rates.to(self.dtype), self.plan.chunk, inputs.include_self, read is not None)
+        self.direct: bool = part is not None and part.whole.direct
+        self.decays, self.weights = _tables(*given, self.direct)
+        if part is None and read is not None and isinstance(self.weights, GatedWeights):
+            self.direct = self.weights.overflows(read, write)
+            if self.direct:
+                self.decays, self.weights = _tables(*given, True)
         self.workspace = self.weights.workspace = Workspace(self.decays.power)
 
     @property
@@ -175,20 +180,26 @@ _known = threading.local()
 MOST_KNOWN = 16
 
 
-def _tables(rates: Tensor, chunk: int, include_self: bool, gated: bool) -> Tables:
-    """The tables for log_decay [H, S], on a CPU those of an earlier call where there are any."""
+def _tables(rates: Tensor, chunk: int, include_self: bool, gated: bool, direct: bool) -> Tables:
+    """The tables for log_decay [H, S], on a CPU those of an earlier call where there are any.
+
+    direct: whether gated weights take no factor that grows.
+    """
     known: dict[Any, Tables] = {}
     key = None
     if rates.device.type == "cpu":
         known = _known.__dict__.setdefault("tables", known)
         numbers = rates.detach().numpy().tobytes()
-        key = (numbers, rates.shape, rates.dtype, chunk, include_self, gated)
+        key = (numbers, rates.shape, rates.dtype, chunk, include_self, gated, direct)
     found = known.get(key)
     if found is None:
         with torch.inference_mode(False), torch.no_grad():  # a later call may train
             decays = Decays.of(rates, chunk, include_self)
             workspace = Workspace(decays.power)
-            found = decays, (GatedWeights if gated else LagWeights)(decays, workspace)
+            if gated:
+                found = decays, GatedWeights(decays, workspace, direct)
+            else:
+                found = decays, LagWeights(decays, workspace)
         if len(known) >= MOST_KNOWN:
             known.clear()
         known[key] = found

@@ -112,22 +112,26 @@ class GatedWeights:
 
     Across a block boundary t0 (t >= t0 > i) the exponential splits into exp(l (t - t0))
     exp(l (t0 - i)), both at most 1, so everything outside diagonal blocks is one matrix product
-    over blocks and s. In a diagonal block the second factor grows: where it cannot overflow
-    (decays to about -9 per step in float32) the same product serves, elsewhere that block is
-    summed directly.
+    over blocks and s. In a diagonal block the second factor grows: where neither it (decays to
+    about -9 per step in float32) nor its products overflow the same product serves, elsewhere that
+    block is summed directly.
 
     inside: [H, C, C / BLOCK, S] from the first token of t's block to t, 0 at other blocks. before:
     the same shape, from token i to the first token of a later block, 0 elsewhere. diagonal:
     [H, 1, BLOCK, BLOCK, S] between two tokens of a block [t, i], 0 where t may not see i; None when
     every decay is gentle: `before` then goes on into the block itself, with exponents that cannot
     overflow. The lags of the first two are kept for the gradient.
+
+    direct: whether there is a `diagonal` however gentle the decays.
     """
 
-    def __init__(self, decays: Decays, workspace: Workspace) -> None:
+    def __init__(self, decays: Decays, workspace: Workspace, direct: bool = False) -> None:
         self.workspace, self.seen = workspace, decays.seen
         rates, chunk = decays.rates, decays.seen.shape[0]
         steepest = (BLOCK - 1) * (float(rates.min()) if rates.numel() else 0.0)
-        gentle = steepest > least_exponent(rates.dtype)
+        gentle = steepest > least_exponent(rates.dtype) and not direct
+        # How much the second factor grows within a block, where it does.
+        self.growth = math.exp(-steepest) if gentle else 1.0
         position = torch.arange(chunk, device=rates.device)
         to_block = position[::BLOCK] - position[:, None]
         own = (to_block <= 0) & (to_block > -BLOCK)
@@ -147,6 +151,16 @@ class GatedWeights:
         if not gentle:
             between = position[:BLOCK, None] - position[:BLOCK]
             self.diagonal = table(between, self.seen[:BLOCK, :BLOCK].mT > 0).unsqueeze(1)
+
+    def overflows(self, read: Tensor, write: Tensor) -> bool:
+        """Whether products of the factors, which go through the future too, might be infinite.
+
+        They may be a ten-thousandth of that: gradients to W multiply the second factor as well.
+        """
+        if self.diagonal is not None or not write.numel():
+            return False
+        most = 1e-4 * torch.finfo(self.seen.dtype).max
+        return self.growth * largest(write) * largest(read) > most
 
     def by_source(
         self, read: Tensor, write: Tensor, at: Tensor | None = None, seen: Tensor | None = None
@@ -221,6 +235,11 @@ class GatedWeights:
         torch.mul(read.unsqueeze(-2), self._inside(at), out=left)
         torch.mul(write.unsqueeze(-2), self.before, out=right)
         return left, right
+
+
+def largest(x: Tensor) -> float:
+    """The largest size of a number of x."""
+    return max(abs(float(end)) for end in x.detach().aminmax())
 
 
 def at_offsets(x: Tensor, at: Tensor | None, chunk: int) -> Tensor:

@@ -21,11 +21,24 @@ __all__ = ["retention_decode", "retention_step_triton"]
 
 
 @triton.jit
-def forgotten(rate):
-    """1 - 2^rate, exact for slow rates too: a float32 near 1 would leave them few digits."""
+def decay_in_parts(rate):
+    """What a step keeps of a state as it is, 1 or 0, and the share of it that it then takes off.
+
+    A float32 near 1 would leave 2^rate of a slow state few digits, and 1 less one near 1 would
+    leave that of a fast one none: of that nothing is kept, and the share is -2^rate.
+    """
     x = rate * 0.6931471805599453
     series = x * (1.0 + x * (0.5 + x * (0.16666667 + x * 0.041666668)))
-    return -tl.where(x > -0.05, series, tl.exp2(rate) - 1.0)
+    left = tl.exp2(rate)
+    slow = rate >= -1.0
+    share = -tl.where(slow, tl.where(x > -0.05, series, left - 1.0), left)
+    return tl.where(slow, 1.0, 0.0), share
+
+
+@triton.jit
+def aged(state, kept, share):
+    """A state after the step that `decay_in_parts` speaks of, rounded once."""
+    return tl.fma(state, -share, state * kept)
 
 
 @triton.jit(do_not_specialize=["rate_h"])
@@ -57,14 +70,13 @@ def step_kernel(
             b0 += kt
         den = tl.sum(qt * b0, axis=0)
     for s in range(S):
-        loss = forgotten(load_rates(log_decay, h, rate_h, s, S))
+        kept, share = decay_in_parts(load_rates(log_decay, h, rate_h, s, S))
         w = tl.load(write + base * S + s).to(tl.float32)
         r = 1.0
         if HAS_READ:
             r = tl.load(read + base * S + s).to(tl.float32)
         at = G + (base * S + s) * (K * V) + offs
-        old = tl.load(at, mask=mask, other=0.0)
-        old -= old * loss
+        old = aged(tl.load(at, mask=mask, other=0.0), kept, share)
         new = old + (w * kt)[:, None] * vt[None, :]
         tl.store(at, new, mask=mask)
         if SELF:
@@ -73,7 +85,7 @@ def step_kernel(
             acc += r * old
         if NORM == 1:
             bs = tl.load(b + (base * S + s) * K + ks, mask=ks < K, other=0.0)
-            bs -= bs * loss
+            bs = aged(bs, kept, share)
             if SELF:
                 bs += w * kt
             den += r * tl.sum(qt * bs, axis=0)
@@ -99,9 +111,9 @@ def step_sums_kernel(
     at = b + base * (SB * K) + s[:, None] * K + ks[None, :]
     old = tl.load(at, mask=mask, other=0.0)
     if NORM == 1:
-        loss = forgotten(load_rates(log_decay, row % H, rate_h, s, S))
+        kept, share = decay_in_parts(load_rates(log_decay, row % H, rate_h, s, S))
         w = tl.load(write + base * S + s, mask=s < S, other=0.0).to(tl.float32)
-        new = old - old * loss[:, None] + w[:, None] * kt[None, :]
+        new = aged(old, kept[:, None], share[:, None]) + w[:, None] * kt[None, :]
     else:
         new = old + kt[None, :]
     tl.store(at, new, mask=mask)
