@@ -283,8 +283,9 @@ CHECKS: dict[str, Check] = {
     "step of memory alone": _memory(local=False, gate=False),
     "step of memory with a gain": _memory(gains=1, write=False),
     "step of memory with gains": _memory(gains=3, read=False),
+    "step of memory, states in two parts": _memory(2, 1, 64, 64, 12, batch=1),
     "bfloat16 states forget": bfloat16_states_forget,
-    "fast scales keep digits": fast_scales_keep_digits,
+    "step of memory, fast scales": fast_scales_keep_digits,
 }
 # Sizes that only a GPU is quick enough for.
 GPU_CHECKS: dict[str, Check] = CHECKS | {

@@ -141,10 +141,10 @@ def memory_kernel(
         if HAS_READ:
             reads = load_read(at + READ + h * S, read_bias + h * S, s, S)
             r = tl.exp(reads - most) * share
-        kept, share = decay_in_parts(load_rates(log_decay, h, 0, s, S))
+        kept, lost = decay_in_parts(load_rates(log_decay, h, 0, s, S))
         if s0 > 0:
             held = load_states(G, base, s, ks, vs, S, K, V)
-        old = aged(held.to(tl.float32), kept[:, None, None], share[:, None, None])
+        old = aged(held.to(tl.float32), kept[:, None, None], lost[:, None, None])
         written = w[:, None] * kt[None, :]
         new = old + written[:, :, None] * vt[None, None, :]
         acc += tl.sum(r[:, None, None] * (new if SELF else old), axis=0)
@@ -152,7 +152,7 @@ def memory_kernel(
             sums = b + (base * S + s[:, None]) * K + ks[None, :]
             inside = (s < S)[:, None] & (ks < K)[None, :]
             bt = tl.load(sums, mask=inside, other=0.0)
-            bt = aged(bt, kept[:, None], share[:, None])
+            bt = aged(bt, kept[:, None], lost[:, None])
             after = bt + written
             den += tl.sum(tl.sum((after if SELF else bt) * r[:, None], axis=0) * qt, axis=0)
         # several threads may hold the same number: all have read before one writes
