@@ -217,15 +217,15 @@ MUTATIONS = (
     Mutation(
         "a step reads the memory before it has aged",
         "ops/retention/recurrent.py",
-        "        gate = gate * (kept + aged)",
+        "        gate = gate * (kept + aged)[..., 0, 0]",
         "        gate = gate * 1",
         BACKENDS,
     ),
     Mutation(
         "a step forgets the decay's sign",
         "ops/retention/recurrent.py",
-        "torch.where(slow, log_decay.expm1(), log_decay.exp())",
-        "torch.where(slow, (-log_decay).expm1(), log_decay.exp())",
+        "torch.lerp(left, log_decay.expm1(), kept)",
+        "torch.lerp(left, (-log_decay).expm1(), kept)",
         BACKENDS,
     ),
     Mutation(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
 from vort.fractional import PowerLawBasis, gl_kernel, gl_weights
+from vort.fractional import basis as basis_module
 from vort.fractional.basis import shipped_bases
 
 
@@ -97,6 +98,17 @@ def test_terms_that_are_worth_it_are_not_warned_about(arguments: dict[str, Any])
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         PowerLawBasis.fit(10, **arguments)
+
+
+def test_a_shipped_basis_is_compared_with_none_that_must_be_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError(f"a fit of {arguments}")
+
+    monkeypatch.setattr(basis_module, "fit_rates_and_polynomials", refuse)
+    for horizon, terms, order_min in shipped_bases():
+        PowerLawBasis.fit(horizon, terms, order_min=order_min)
 
 
 def test_weights_pass_gradcheck() -> None:

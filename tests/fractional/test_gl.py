@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 from torch.autograd import gradcheck
 
 from vort.fractional import (
@@ -150,6 +151,13 @@ def test_whole_lags_may_be_of_any_type() -> None:
     assert torch.equal(gl_kernel(0.5, lags.double()), gl_kernel(0.5, lags))
     mapped = torch.vmap(lambda lag: gl_kernel(0.5, lag))(lags)
     assert torch.equal(mapped, gl_kernel(0.5, lags))
+
+
+def test_lags_without_numbers_have_a_shape() -> None:
+    order, lag = torch.full((2, 1), 0.5, device="meta"), torch.arange(5, device="meta")
+    assert gl_kernel(order, lag).shape == (2, 5)
+    with FakeTensorMode():
+        assert gl_kernel(torch.full((2, 1), 0.5), torch.arange(5)).shape == (2, 5)
 
 
 @pytest.mark.parametrize("horizon", [-1, 2.5, True])

@@ -1,10 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vort.fractional import laguerre_soe, legendre_soe, mass_above, terms_needed
-from vort.fractional.quadrature import MAX_LAGUERRE_TERMS, integration_interval
+from vort.fractional.quadrature import MAX_LAGUERRE_TERMS, _slow_node, integration_interval
 
 PAPER = {"horizon": 1000, "tolerance": 1e-3}
 
@@ -52,6 +54,12 @@ def test_e3_tail_is_within_tolerance_where_its_end_is_no_float_any_more(
     assert float(mass_above(order, high)) == pytest.approx(tolerance / 4, rel=1e-9)
     rule = legendre_soe(order, 60, 1000, tolerance)
     assert float(rule.errors(order, 1000)[0].max()) <= 0.26 * tolerance
+
+
+@pytest.mark.parametrize("order", [1e-4, 0.02, 0.027, 0.5, 0.9])
+def test_a_single_node_stands_at_the_median_rate(order: float) -> None:
+    rate, weight = _slow_node(order, math.inf)
+    assert (float(mass_above(order, rate)), weight) == pytest.approx((0.5, 1.0), rel=1e-12)
 
 
 def test_e3_extreme_orders_and_tolerances_give_a_rule_or_are_refused() -> None:

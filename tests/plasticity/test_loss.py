@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from tests.plasticity.cases import BASIS, FINE_BASIS, Case, case, cases
 from vort.fractional import gl_kernel
@@ -216,6 +217,28 @@ def test_what_the_loss_would_take_for_something_else_is_refused(
     arguments = {**fitting, "retrievals": problem.retrievals, **changes}
     with pytest.raises(ValueError, match=message):
         retrieval_loss(**arguments, similarity="features")
+
+
+@pytest.mark.parametrize("similarity", ["exp", "features"])
+def test_tensors_without_numbers_have_a_loss_of_a_shape(similarity: Any) -> None:
+    def shape(**options: Any) -> torch.Size:
+        q, write = (torch.ones(2, 5, 3, size, **options) for size in (4, 8))
+        found = (torch.ones(2, 1, dtype=kind, **options) for kind in (int, int, bool))
+        decay = -torch.ones(8, **options)
+        return retrieval_loss(q, q, write, decay, Retrievals(*found), similarity=similarity).shape
+
+    assert shape(device="meta") == (2, 3)
+    with FakeTensorMode():
+        assert shape() == (2, 3)
+
+
+def test_features_of_opposite_signs_are_found_whatever_their_types() -> None:
+    problem = case()
+    write, decay = written(problem)
+    k = torch.ones(2, 24, 2, 4, dtype=torch.bfloat16)
+    for q, dtype in ((k, torch.float32), (1e-6 * k, torch.float16), (k, torch.bfloat16)):
+        with pytest.raises(ValueError, match="got a cosine of -1"):
+            retrieval_loss(-q.to(dtype), k, write, decay, problem.retrievals, similarity="features")
 
 
 def test_features_of_either_sign_are_taken_where_their_products_have_one() -> None:

@@ -140,7 +140,8 @@ def _slow_node(order: float, cut: float) -> tuple[float, float]:
     """Rate and weight of the one-point Gauss rule for the density on [0, cut]."""
     if math.isinf(cut):  # the whole density on one node: mass 1, at its median rate
         median = float(scipy.special.betaincinv(1 - order, order, 0.5))
-        return -math.log1p(-median) if median < 1 else _rate_above_which(order, 1.0, 2), 1.0
+        # Near 1 it has lost the digits that its complement needs.
+        return -math.log1p(-median) if median < 0.5 else _rate_above_which(order, 1.0, 2), 1.0
     mass = float(mass_below(order, cut))
     # In y = λ^{1-a} the first moment has no singularity.
     power = 1 / (1 - order)

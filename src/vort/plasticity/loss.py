@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vort.fractional._checks import looks_at_values
-from vort.ops.custom import without_autocast
+from vort.ops.custom import checks_values, without_autocast
 from vort.ops.gpu.launcher import transformed
 from vort.ops.retention import retention
+from vort.ops.retention.inputs import compute_dtype
 from vort.plasticity.retrievals import Retrievals
 
 __all__ = ["Similarity", "retrieval_loss"]
@@ -51,7 +51,7 @@ def retrieval_loss(
             the denominator is one call of `retention`: time and memory linear in T.
 
     Gradients flow to all tensors. Sums are float32, float64 for float64 inputs. Values are checked
-    on the CPU alone: a GPU would have to wait.
+    on the CPU, and on a GPU, which would have to wait, under `VORT_DEBUG=1` alone.
 
     >>> from vort.fractional import PowerLawBasis
     >>> from vort.ops import shared_basis
@@ -64,7 +64,7 @@ def retrieval_loss(
     if similarity not in get_args(Similarity):
         raise ValueError(f'similarity must be "exp" or "features", got {similarity!r}')
     _check_shapes(q, k, write, log_decay, retrievals, read)
-    if looks_at_values(q) and not transformed():
+    if checks_values(q) and not transformed():
         _check_values(q, k, log_decay, retrievals, similarity)
     with without_autocast(q):
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -113,16 +113,22 @@ def _check_values(
     if last >= q.shape[1]:
         raise ValueError(f"retrievals must ask at positions below T = {q.shape[1]}, got {last}")
     if similarity == "features":
-        with torch.no_grad():
-            asking, sources = _take(q, retrievals.queries), _take(k, retrievals.sources)
-            cosine = torch.cosine_similarity(asking.double(), sources.double(), -1)
-        # Below 0 by more than what rounding of features to half precision makes.
-        bad = (cosine < -0.02) & retrievals.asked[..., None]
-        if bool(bad.any()):
-            raise ValueError(
-                "q and k must be features whose products are >= 0, got a cosine of "
-                f"{float(cosine[bad][0]):.3g} between a query and its source"
-            )
+        _check_products(_take(q, retrievals.queries), _take(k, retrievals.sources), retrievals)
+
+
+@torch.no_grad()
+def _check_products(asking: Tensor, sources: Tensor, retrievals: Retrievals) -> None:
+    dtype = compute_dtype(asking, sources)
+    if not bool((torch.linalg.vecdot(asking.to(dtype), sources.to(dtype)) < 0).any()):
+        return  # as almost always: angles take longer
+    cosine = torch.cosine_similarity(asking.double(), sources.double(), -1)
+    # Below 0 by more than what rounding of features to half precision makes.
+    bad = (cosine < -0.02) & retrievals.asked[..., None]
+    if bool(bad.any()):
+        raise ValueError(
+            "q and k must be features whose products are >= 0, got a cosine of "
+            f"{float(cosine[bad][0]):.3g} between a query and its source"
+        )
 
 
 def _loss(

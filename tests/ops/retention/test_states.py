@@ -95,6 +95,23 @@ def test_a_step_leaves_what_the_decay_says_however_fast(
     assert o[0, 1].item() == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("include_self", [True, False])
+@torch.no_grad()
+def test_a_compiled_step_moves_a_state_on_in_place_however_it_lies(include_self: bool) -> None:
+    state = RetentionState(torch.rand(1, 2, 3, 5, 4).mT, torch.rand(1, 2, 3, 4))
+    token = [torch.rand(1, 2, size) for size in (4, 4, 5, 3)]
+    decay, before = -torch.tensor([0.01, 1.0, 9.0]), RetentionState(*(x.clone() for x in state))
+    options = {"include_self": include_self}
+    wanted, after = retention_step(before, *token, decay, **options)  # type: ignore[arg-type]
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(state: RetentionState) -> Tensor:
+        return retention_step(state, *token, decay, inplace=True, **options)[0]  # type: ignore[arg-type]
+
+    torch.testing.assert_close(step(state), wanted)
+    torch.testing.assert_close(tuple(state), tuple(after))
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_a_million_steps_stay_finite_and_with_the_chunk_form() -> None:

@@ -1,13 +1,11 @@
 """One token at a time: decoding in constant memory, and the recurrences of the paper as written."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from vort.names import check_choice
 from vort.ops.custom import without_autocast
-from vort.ops.gpu.launcher import transformed
+from vort.ops.gpu.launcher import debugging, transformed
 from vort.ops.retention.exact import normalize
 from vort.ops.retention.inputs import (
     DEFAULT_EPS,
@@ -51,14 +49,15 @@ def retention_step(
     (3.0, 3.0)
     """
     _check(state, q_t, k_t, v_t, write_t, log_decay, read_t, normalizer)
-    check_finite(
-        {"state.G": state.G, "state.b": state.b, "q_t": q_t, "k_t": k_t, "v_t": v_t}
-        | {"write_t": write_t, "log_decay": log_decay, "read_t": read_t}
-    )
+    if not torch.compiler.is_compiling() and debugging():
+        check_finite(
+            {"state.G": state.G, "state.b": state.b, "q_t": q_t, "k_t": k_t, "v_t": v_t}
+            | {"write_t": write_t, "log_decay": log_decay, "read_t": read_t}
+        )
     options = (normalizer, include_self, eps, inplace)
-    given = (state, q_t, k_t, v_t, write_t, log_decay, read_t, *options)
     with without_autocast(q_t):
-        return _step(*given)
+        decay = _decay_of(log_decay, state.G.dtype, *state.G.shape[1:3])
+        return _step(state, q_t, k_t, v_t, write_t, decay, read_t, *options)
 
 
 def _step(
@@ -67,43 +66,45 @@ def _step(
     k_t: Tensor,
     v_t: Tensor,
     write_t: Tensor,
-    log_decay: Tensor,
+    decay: tuple[Tensor, Tensor],
     read_t: Tensor | None,
     normalizer: str,
     include_self: bool,
     eps: float,
     inplace: bool,
 ) -> tuple[Tensor, RetentionState]:
-    dtype = state.G.dtype
+    """decay: of `_decay_of`."""
+    dtype, (kept, aged) = state.G.dtype, decay
     q, k, v, write = (x.to(dtype) for x in (q_t, k_t, v_t, write_t))
     batch, heads, num_scales, key_dim, value_dim = state.G.shape
-    kept, aged = (x.expand(heads, num_scales) for x in decay_in_parts(log_decay.to(dtype)))
     gate = q.new_ones(1).expand(write.shape) if read_t is None else read_t.to(dtype)
     if not include_self:
-        gate = gate * (kept + aged)
+        gate = gate * (kept + aged)[..., 0, 0]
     rows = num_scales * key_dim
     query = (gate.unsqueeze(-1) * q.unsqueeze(-2)).reshape(batch * heads, 1, rows)
     written = write.unsqueeze(-1) * k.unsqueeze(-2)
 
     # The change is small beside the state: it is summed up first, so that one rounding follows.
     # In place, but where torch.func may have more states or decays than changes.
-    add = torch.addcmul if transformed() else Tensor.addcmul_
-    change = add(written.unsqueeze(-1) * v[:, :, None, None], state.G, aged[..., None, None])
-    at_once = inplace and include_self and not (torch.is_grad_enabled() or transformed())
-    if at_once:  # by one pass over the states fewer
-        G = torch.addcmul(change, state.G, kept[..., None, None], out=state.G)
+    looked_on = transformed()
+    add = torch.addcmul if looked_on else Tensor.addcmul_
+    change = add(written.unsqueeze(-1) * v[:, :, None, None], state.G, aged)
+    # By one pass over the states fewer; a graph takes none that do not lie in order.
+    at_once = inplace and include_self and not (torch.is_grad_enabled() or looked_on)
+    if at_once and not torch.compiler.is_compiling():
+        G = torch.addcmul(change, state.G, kept, out=state.G)
     else:
-        G = add(change, state.G, kept[..., None, None])
+        G = add(change, state.G, kept)
     b = state.b
     if b is not None and normalizer == "decayed":
-        b = torch.addcmul(torch.addcmul(written, b, aged[..., None]), b, kept[..., None])
+        b = torch.addcmul(torch.addcmul(written, b, aged[..., 0]), b, kept[..., 0])
     elif b is not None:
         b = b + k.unsqueeze(2)
     after = RetentionState(G, b)
     seen = after if include_self else state
     output = _read(query, q, seen, normalizer, eps).view(batch, heads, value_dim)
     if inplace:
-        G = G if at_once else state.G.copy_(G)
+        G = G if G is state.G else state.G.copy_(G)
         after = RetentionState(G, b if b is None or state.b is None else state.b.copy_(b))
     return output.to(v_t.dtype), after
 
@@ -160,8 +161,17 @@ def decay_in_parts(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     >>> kept.tolist(), [f"{x:.1e}" for x in aged.tolist()]
     ([1.0, 0.0], ['-1.0e-09', '4.1e-08'])
     """
-    slow = log_decay >= -math.log(2)
-    return slow.to(log_decay.dtype), torch.where(slow, log_decay.expm1(), log_decay.exp())
+    left = log_decay.exp()
+    kept = left.detach().round()
+    # By shares of 0 and 1: a choice, for one small call fewer.
+    return kept, torch.lerp(left, log_decay.expm1(), kept)
+
+
+def _decay_of(
+    log_decay: Tensor, dtype: torch.dtype, heads: int, num_scales: int
+) -> tuple[Tensor, Tensor]:
+    """`decay_in_parts` beside states, [H, S, 1, 1] each, of log_decay [S] or [H, S]."""
+    return decay_in_parts(log_decay.to(dtype).expand(heads, num_scales)[..., None, None])
 
 
 def _read(query: Tensor, q: Tensor, state: RetentionState, normalizer: str, eps: float) -> Tensor:
@@ -186,7 +196,7 @@ def retention_recurrent(inputs: Inputs) -> tuple[Tensor, RetentionState | None]:
     [1.0, 2.0, 3.0]
     """
     q, k, v, write, log_decay, read, *_ = inputs
-    decay = log_decay.to(compute_dtype(q, k, v)).expand(q.shape[2], write.shape[-1])
+    decay = _decay_of(log_decay, compute_dtype(q, k, v), q.shape[2], write.shape[-1])
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, write: Tensor, read: Tensor | None, state: RetentionState

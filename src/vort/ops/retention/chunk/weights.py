@@ -160,7 +160,10 @@ class GatedWeights:
         if self.diagonal is not None or not write.numel():
             return False
         most = 1e-4 * torch.finfo(self.seen.dtype).max
-        return self.growth * largest(write) * largest(read) > most
+        # Handed over together: elsewhere than on a CPU each would be waited for.
+        ends = (end.to(self.seen.dtype) for x in (write, read) for end in x.detach().aminmax())
+        sizes: list[float] = torch.stack(list(ends)).abs().tolist()
+        return self.growth * max(sizes[:2]) * max(sizes[2:]) > most
 
     def by_source(
         self, read: Tensor, write: Tensor, at: Tensor | None = None, seen: Tensor | None = None
@@ -235,11 +238,6 @@ class GatedWeights:
         torch.mul(read.unsqueeze(-2), self._inside(at), out=left)
         torch.mul(write.unsqueeze(-2), self.before, out=right)
         return left, right
-
-
-def largest(x: Tensor) -> float:
-    """The largest size of a number of x."""
-    return max(abs(float(end)) for end in x.detach().aminmax())
 
 
 def at_offsets(x: Tensor, at: Tensor | None, chunk: int) -> Tensor:
