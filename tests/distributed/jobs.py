@@ -309,6 +309,8 @@ def command(rank: int, out: str, arguments: list[str], fault: str = "") -> Any:
     if fault == "full":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        # Half of a module's bytecode would be left to all that come after.
+        sys.dont_write_bytecode = True
     try:
         app(["train", "--out", out, *arguments], standalone_mode=True)
         code = 0

@@ -74,6 +74,23 @@ def test_what_counts_up_changes_nothing() -> None:
     assert torch.equal(layer(x, mask, output_attentions=False, **others)[0], expected)
 
 
+@torch.no_grad()
+def test_sequences_with_bounds_may_count_from_anywhere() -> None:
+    layer, x = layer_of("vort").eval(), torch.randn(1, 9, HIDDEN)
+    bounds = torch.tensor([0, 4, 9])
+    expected = layer(x, cu_seqlens=bounds)[0]
+    pieces = torch.tensor([[7, 8, 9, 10, 0, 1, 2, 3, 4]])  # the first is the end of a longer one
+    padded = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 0]])
+    for positions in (pieces, padded):
+        assert torch.equal(layer(x, cu_seqlens=bounds, position_ids=positions)[0], expected)
+    states = LayerStates()
+    layer(x, cu_seqlens=bounds, past_key_values=states, use_cache=True)
+    more = {"cu_seqlens": torch.tensor([0, 3, 5]), "past_key_values": states}
+    going_on = torch.tensor([[4, 5, 6, 5, 6]])
+    found = layer(x[:, :5], position_ids=going_on, **more)[0]
+    assert torch.equal(found, layer(x[:, :5], **more)[0])
+
+
 BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"attenton_mask": torch.ones(1, 6)}, TypeError, "did you mean attention_mask"),
     ({"output_attentions": True}, ValueError, "output_attentions must be off"),

@@ -142,6 +142,15 @@ def test_a_setting_of_one_memory_is_refused_where_there_is_another(name: str) ->
     VortConfig(**SIZES, **given, num_hidden_layers=2, layer_memories=["vort", memory])
 
 
+def test_a_memory_of_ones_own_may_take_settings_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(MEMORIES["softmax"]):  # type: ignore[misc]
+        pass
+
+    monkeypatch.setitem(MEMORIES, "own", Own)
+    for make in (VortAttention, VortConfig):
+        make(**SIZES, memory="own", softmax_cache_size=4)
+
+
 def test_numbers_are_of_their_kinds() -> None:
     layer = VortAttention(hidden_size=np.int64(16), num_attention_heads=2.0)
     assert (layer.num_heads, layer.head_dim) == (2, 8)

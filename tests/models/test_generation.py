@@ -451,3 +451,29 @@ def test_positions_that_count_up_may_be_given() -> None:
     expected = model.generate(ids, max_new_tokens=2, **GREEDY)
     found = model.generate(ids, position_ids=torch.arange(8)[None], max_new_tokens=2, **GREEDY)
     assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_positions_of_a_padded_turn_after_a_past_may_be_given() -> None:
+    model, options = model_of(), {"max_new_tokens": 3, **GREEDY}
+    cache = model.new_cache()
+    before = model.generate(tokens(2, 6), past_key_values=cache, **options)
+    prompt = torch.cat([before, tokens(2, 5, seed=1)], 1)
+    mask = torch.ones_like(prompt)
+    mask[1, -5:-3] = 0  # padding to the left of a shorter turn
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    options["attention_mask"] = mask
+    expected = model.generate(prompt, past_key_values=cache.copy(), **options)
+    for given in (positions, positions[:, -6:]):  # of all, or of what is new
+        options["position_ids"] = given
+        found = model.generate(prompt, past_key_values=cache.copy(), **options)
+        assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_a_mask_of_no_past_is_refused_where_a_prompt_is_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefill, "PIECE", 4)
+    with pytest.raises(ValueError, match="of 8 positions where past_key_values is None, got 9"):
+        model_of()(tokens(1, 8), attention_mask=torch.ones(1, 9), logits_to_keep=1)

@@ -302,6 +302,11 @@ def test_a_horizon_is_a_whole_number_however_it_is_spelled(horizon: Any) -> None
     model.set_horizon(horizon)
     assert type(model.config.horizon) is int
     assert model.config.horizon == model.model.memories[0].router.horizon == 4000
+    heard = []
+    for memory in model.model.memories:
+        memory.set_horizon = heard.append
+    model.set_horizon(horizon)
+    assert [type(each) for each in heard] == [int] * len(heard) != []
 
 
 @torch.no_grad()

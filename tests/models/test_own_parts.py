@@ -16,6 +16,7 @@ from vort.layers.parts import VortMLP
 from vort.models import VortForCausalLM, modeling_vort
 from vort.models import block as models_block
 from vort.models.block import VortBlock
+from vort.models.decoding import fingerprint, is_steady
 
 PROMPT = tokens(1, 9)
 
@@ -84,6 +85,19 @@ def test_a_class_of_ones_own_is_called(kind: type) -> None:
     for token in (3, 4):
         model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
     assert len(calls) == 4
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_step_with_a_wrapped_part_is_not_recorded(name: str) -> None:
+    model = model_of()
+    assert is_steady(model)
+    before, layers = fingerprint(model), model.model.layers
+    if name:
+        setattr(layers[1], name, Around(getattr(layers[1], name)))
+    else:
+        layers[1] = Around(layers[1])
+    assert not is_steady(model)
+    assert fingerprint(model) != before
 
 
 @pytest.mark.usefixtures("path")

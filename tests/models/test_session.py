@@ -504,8 +504,10 @@ def test_wrong_input_is_named(model: VortForCausalLM) -> None:
         with pytest.raises(TypeError, match=f"tokens must be a text or token ids, got {kind}"):
             session.feed(wrong)  # type: ignore[arg-type]
     session.feed([1, 2])
+    drawn = session._generator.get_state()
     with pytest.raises(TypeError, match="stop must be token ids, got the text 'end'"):
-        session.generate(3, stop="end")  # type: ignore[arg-type]
+        session.generate(3, seed=5, stop="end")  # type: ignore[arg-type]
+    assert torch.equal(session._generator.get_state(), drawn)
     for size in (2.5, 0, "16"):
         with pytest.raises(ValueError, match="chunk_size must be a whole number >= 1, got"):
             VortSession(model, chunk_size=size)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from vort.names import refuse_unknown
+from vort.ops.custom import traced
 from vort.ops.local_attention.checks import check_cu_seqlens
 
 __all__ = ["CALLERS", "NO_ATTENTIONS", "Packing", "check_call", "is_exporting"]
@@ -99,9 +100,9 @@ class Packing(NamedTuple):
             # Values on a GPU are looked at where something stops its queue anyway.
             near = isinstance(bounds, Tensor) and bounds.device.type == "cpu"
             check_cu_seqlens(bounds, batch, length, values=values or near)
-            traced = torch.compiler.is_compiling() or is_exporting()
-            if near and not traced and (position_ids is not None or seq_idx is not None):
-                _check_told(bounds, _starts(batch, length, None, position_ids, seq_idx))
+            told = position_ids if seq_idx is None else seq_idx
+            if near and told is not None and told.device.type == "cpu" and not traced(told):
+                _check_told(bounds, length, position_ids, seq_idx)
             return cls(bounds, False)
         if length < 2 or (position_ids is None and seq_idx is None):
             return None
@@ -177,15 +178,37 @@ def _one_of(*given: Tensor | None) -> Tensor | None:
     return found[0] if found else None
 
 
-def _check_told(bounds: Tensor, starts: Tensor | None) -> None:
-    """Refuse sequences that begin where bounds have none."""
-    begun = [] if starts is None else starts.tolist()
+def _check_told(
+    bounds: Tensor, length: int, positions: Tensor | None, seq_idx: Tensor | None
+) -> None:
+    """Refuse sequences that begin where bounds have none.
+
+    With bounds positions may begin with any number: each sequence may go on from a state, or be a
+    part of a longer one. Where none counts on, as at padding, nothing begins.
+    """
+    numbers, anew = _turns(1, length, positions, seq_idx)
+    if seq_idx is None:
+        on = numbers[:, 1:] == numbers[:, :-1] + 1
+        anew = anew & torch.nn.functional.pad(on[:, 1:], (0, 1))
+    begun = (anew[0].nonzero().flatten() + 1).tolist()
     wrong = sorted({*begun} - {*bounds.tolist()})
     if wrong:
         raise ValueError(
             "position_ids and seq_idx must begin anew where cu_seqlens do, or nowhere, got a "
             f"beginning at {wrong[0]} and cu_seqlens {bounds.tolist()}"
         )
+
+
+def _turns(
+    batch: int, length: int, positions: Tensor | None, seq_idx: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What tells sequences apart `[B, T]`, and `[B, T - 1]`: where the next is of another one."""
+    if seq_idx is not None:
+        numbers = _as_rows("seq_idx", seq_idx, batch, length)
+        return numbers, numbers[:, 1:] != numbers[:, :-1]
+    assert positions is not None
+    numbers = _as_rows("position_ids", positions, batch, length)
+    return numbers, numbers[:, 1:] != numbers[:, :-1] + 1
 
 
 def _starts(
@@ -195,14 +218,7 @@ def _starts(
     real = None if mask is None else mask.bool()
     # Next to padding anything may stand: `generate` counts it as 0 or 1.
     beside = None if real is None else real[:, 1:] & real[:, :-1]
-    anew = None
-    if seq_idx is not None:
-        numbers = _as_rows("seq_idx", seq_idx, batch, length)
-        anew = numbers[:, 1:] != numbers[:, :-1]
-    elif positions is not None:
-        numbers = _as_rows("position_ids", positions, batch, length)
-        anew = numbers[:, 1:] != numbers[:, :-1] + 1
-    assert anew is not None
+    numbers, anew = _turns(batch, length, positions, seq_idx)
     anew = anew if beside is None else anew & beside
     if not bool(anew.any()):
         return None

@@ -74,11 +74,14 @@ def plain_step_for(model: Any, states: LayerStates, kind: type) -> "PlainStep | 
 
 
 def fingerprint(model: Any) -> int:
-    """Of weights, by place and version, and of horizons: what is made of them knows no others."""
+    """Of weights, by place and version, of modules and horizons.
+
+    What is made of them knows no others.
+    """
     weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()]
-    # not by way of layers, which somebody may have wrapped
-    horizons = [getattr(m, "horizon", None) for m in model.modules() if isinstance(m, MADE_FOR)]
-    return hash((*weights, *horizons))
+    modules = [*model.modules()]  # not by way of layers, which somebody may have wrapped
+    horizons = [getattr(m, "horizon", None) for m in modules if isinstance(m, MADE_FOR)]
+    return hash((*weights, *((id(m), type(m)) for m in modules), *horizons))
 
 
 def _contents(model: Any) -> tuple[int, ...]:

@@ -266,12 +266,16 @@ class LayerSettings:
 
 
 def check_meant(settings: LayerSettings, memories: Collection[str]) -> None:
-    """Refuse settings of one memory where none of `memories` is that one.
+    """Refuse settings of one memory where none of `memories` is that one, or somebody's own.
 
     >>> check_meant(LayerSettings(order_per_head=True), ["vort"])
     Traceback (most recent call last):
     ValueError: order_per_head is for memory='uniform_power_law', got memory='vort'
     """
+    from vort.memories import MEMORIES
+
+    if any(not MEMORIES[memory].__module__.startswith("vort.") for memory in memories):
+        return  # what it makes of a setting nobody here knows
     for name, its in _OF_ONE_MEMORY.items():
         if getattr(settings, name) not in (None, False) and not {*its} & {*memories}:
             shown = " and ".join(map(repr, sorted({*memories})))

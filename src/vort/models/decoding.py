@@ -157,6 +157,10 @@ def can_record(model: Any, tokens: Tensor) -> bool:
 
 
 def is_steady(model: Any) -> bool:
-    """Whether a step of the model is the same launches every time, into states of fixed size."""
-    steady = all(memory.records_steps for memory in model.model.memories)
+    """Whether a step of the model is the same launches every time, into states of fixed size.
+
+    Parts that stand in the place of ours are called for every token, whatever they do.
+    """
+    ours = all(type(block) is VortBlock and block.has_own_parts for block in model.model.layers)
+    steady = ours and all(memory.records_steps for memory in model.model.memories)
     return isinstance(model.lm_head, nn.Linear) and steady

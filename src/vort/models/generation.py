@@ -159,10 +159,13 @@ def _refuse_packed(given: dict[str, Any]) -> None:
         numbers = given.get(name)
         if numbers is None or numbers.dim() != 2:
             continue
-        mask = given.get("attention_mask")
-        fits = mask is not None and mask.shape == numbers.shape
-        batch, length = numbers.shape
-        if Packing.of(batch, length, mask if fits else None, **{name: numbers}) is not None:
+        mask, (batch, length) = given.get("attention_mask"), numbers.shape
+        # numbers may be those of what comes after a past alone
+        if mask is not None and len(mask) == batch and mask.shape[1] >= length > 0:
+            mask = mask[:, -length:]
+        else:
+            mask = None
+        if Packing.of(batch, length, mask, **{name: numbers}) is not None:
             raise ValueError(
                 f"{name} must be of one sequence a row in generate: give each sequence a row, "
                 "padded"

@@ -151,7 +151,7 @@ class VortModel(VortPreTrainedModel):
         before are void. Where layers differ, those without one stay as they are, and so do those
         with one of their own (`layer_settings`).
         """
-        check_at_least(horizon, 1, "horizon")
+        horizon = check_at_least(horizon, 1, "horizon")
         own = ["horizon" in self.config.own_settings(i) for i in range(len(self.layers))]
         if all(own):
             raise ValueError("set_horizon needs a layer without a horizon of its own, got none")
@@ -159,7 +159,7 @@ class VortModel(VortPreTrainedModel):
         made_for_one = [m for m in shared if type(m).set_horizon is not Memory.set_horizon]
         for memory in made_for_one or shared:
             memory.set_horizon(horizon)
-        self.config.horizon = int(horizon)
+        self.config.horizon = horizon
 
     @property
     def memories(self) -> list[Memory]:
@@ -590,6 +590,8 @@ class VortForCausalLM(VortPreTrainedModel, VortGenerationMixin):
         if tokens is None or tokens.dim() != 2 or not isinstance(cache, VortCache | None):
             return None, cache
         _check_layers(cache, self.config)
+        if mask is not None and cache is None:
+            check_no_past(mask, tokens.shape[1])
         pieces = pieces_of(tokens)
         shown = None if mask is None else _mask_of(mask, tokens)
         records = tokens.shape[1] > 1 and shown is None and can_record(self, tokens)

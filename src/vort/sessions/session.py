@@ -99,10 +99,10 @@ class Session:
             raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
         _check_sampling(temperature, top_k, top_p)
         self.logits  # noqa: B018  # raises here, not at the first token
-        if seed is not None:
-            self._generator.manual_seed(seed)
         if isinstance(stop, str):
             raise TypeError(f"stop must be token ids, got the text {stop!r}")
+        if seed is not None:
+            self._generator.manual_seed(seed)
         ends = frozenset(_end_tokens(self.model.config) if stop is None else stop)
         return self._generate(max_new_tokens, ends, temperature, top_k, top_p)
 

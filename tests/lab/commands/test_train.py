@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from vort.cli import app
 from vort.lab.commands.settings import RunSettings
-from vort.lab.commands.train import _plan, _refuse_files_of_others
+from vort.lab.commands.train import _in_steps, _plan, _refuse_files_of_others, make_task_of
 from vort.lab.training import latest_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +47,8 @@ def vort(*arguments: object, fails: bool = False) -> str:
 def process(*arguments: object, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "vort.cli", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    # One whose disk is full would leave half of a module's bytecode to all that come after it.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env=environment, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
 
@@ -312,8 +314,17 @@ def test_epochs_may_be_said_again_to_a_run_that_counts_steps(text: Path, tmp_pat
     vort(*once, 1, "--text", text, "--minutes", "1e-9")
     steps = json.loads((run / "run.json").read_text())["training"]["steps"]
     assert "--steps must be" in vort(*once, 2, "--resume", fails=True)
+    assert "--epochs must be" in vort(*once, 2, "--resume", "--steps", steps, fails=True)
     vort(*once, 1, "--resume")
     assert json.loads((run / "run.json").read_text())["training"]["steps"] == steps > 1
+
+
+def test_epochs_are_those_of_a_task_whose_length_was_not_said(text: Path) -> None:
+    text.write_text(100 * NOVEL)
+    own = RunSettings({"name": "books", "source": str(text)}, {}, {"steps": 9, "batch_size": 2})
+    task = make_task_of(own)
+    given = _in_steps(RunSettings({}, {}, {"epochs": 2}), own, task)
+    assert given.training == {"steps": round(task.characters("train") / task.length)}
 
 
 def test_what_does_not_fit_is_refused_before_it_starts(

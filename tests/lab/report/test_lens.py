@@ -263,9 +263,10 @@ def _facts(page: str) -> tuple[dict[str, Any], list[str]]:
     return data, re.findall(r'id="head-\d+-\d+">(.*?)</script>', page)
 
 
-def test_command_writes_a_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", ["vort", "exponential"])  # the latter looks at no entities
+def test_command_writes_a_page(memory: str, tmp_path: Path) -> None:
     folder, text, out = tmp_path / "model", tmp_path / "text.txt", tmp_path / "deep" / "page.html"
-    model_of(use_entity=True).save_pretrained(folder)
+    model_of(use_entity=True, memory=memory).save_pretrained(folder)
     text.write_bytes("Anna met Vronsky in Moscow — \xe9\n".encode() + b"\xff\xfe</script>")
     result = runner.invoke(app, ["lens", str(folder), "--text", str(text), "--out", str(out)])
     assert result.exit_code == 0, result.output

@@ -99,8 +99,10 @@ def _page(
     from vort.lab.report.lens import lens_page, memory_in_words, view_text
     from vort.lab.report.provenance import provenance
 
-    settings = model.model.layers[0].self_attn.memory.settings
-    source, ids = _read(tokenizer, file, max_tokens, settings.use_entity)
+    memories = [block.self_attn.memory for block in model.model.layers]
+    settings = memories[0].settings
+    told = any(memory.needs_entity for memory in memories)
+    source, ids = _read(tokenizer, file, max_tokens, told)
     marks = None if source.marks is None else torch.from_numpy(source.marks)[None].to(model.device)
     say_horizon(model, ids.shape[1])
     view = view_text(model, ids.to(model.device), marks)
@@ -119,7 +121,7 @@ def _page(
 
 
 def _read(
-    tokenizer: Any, file: Path, max_tokens: int, use_entity: bool
+    tokenizer: Any, file: Path, max_tokens: int, needs_entity: bool
 ) -> "tuple[LensText, torch.Tensor]":
     """The text beside its tokens, and these as `[1, T]`."""
     import torch
@@ -144,6 +146,6 @@ def _read(
         share = f"{len(kept):,} of its {len(text):,} characters"
         notes.append(f"The text is cut after {len(offsets):,} tokens, {share} (--max-tokens).")
     probe = LinearProbe.pretrained(causal=True)
-    marks = entity_indicator(kept, offsets, probe, causal=True).numpy() if use_entity else None
+    marks = entity_indicator(kept, offsets, probe, causal=True).numpy() if needs_entity else None
     source = LensText(kept, offsets, probe.probe(kept), marks, notes)
     return source, torch.tensor([batch["input_ids"][: len(offsets)]])

@@ -287,10 +287,11 @@ def _steps_of(epochs: float, books: Any, read: int) -> int:
 def _in_steps(given: RunSettings, own: RunSettings, task: Any) -> RunSettings:
     """What is given to a run of a text that is there, which counts its epochs in steps."""
     training = given.training
-    if not task.text or "epochs" not in training or "steps" not in own.training:
+    counted = "steps" in own.training and "steps" not in training
+    if not task.text or "epochs" not in training or not counted:
         return given
     rest = {name: value for name, value in training.items() if name != "epochs"}
-    read = own.training["batch_size"] * own.task["length"]
+    read = own.training["batch_size"] * task.length
     steps = _steps_of(training["epochs"], task, read)
     return replace(given, training={"steps": steps, **rest})
 
