@@ -43,7 +43,7 @@ def test_pieces_of_any_length_equal_the_whole(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(lengths=st.lists(st.integers(0, 25), min_size=1, max_size=4).filter(any))
-@settings(max_examples=15)
+@settings(max_examples=8)
 @torch.no_grad()
 def test_packed_sequences_equal_separate_ones(kind: str, lengths: list[int]) -> None:
     layer = LAYERS[kind]

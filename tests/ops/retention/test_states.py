@@ -71,8 +71,8 @@ def walk(steps: int, every: int) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @torch.no_grad()
-def test_twenty_thousand_steps_stay_with_the_chunk_form() -> None:
-    stepped, chunked = walk(20_000, 1_000)
+def test_thousands_of_steps_stay_with_the_chunk_form() -> None:
+    stepped, chunked = walk(5_000, 500)
     assert relative_error(torch.stack(stepped), torch.stack(chunked)) < 1e-4
 
 
