@@ -212,6 +212,8 @@ def refused(rank: int) -> list[str]:
     refuses(lambda: model(**batch_of("packed"), use_cache=True))
     refuses(lambda: model(**batch_of("padded"), logits_to_keep=5))
     refuses(lambda: model(**batch_of("rows"), logits_to_keep=torch.tensor([60])))
+    base = context_parallel(model_of("vort").model, mesh["context"])
+    refuses(lambda: base(tokens(2, 61), asked=torch.tensor([3, 40])))
     return said
 
 
@@ -246,22 +248,37 @@ def as_launched() -> None:
     os.environ.update(ACCELERATE_USE_CPU="1", LOCAL_WORLD_SIZE=ranks, MASTER_ADDR="127.0.0.1")
 
 
-def trained(rank: int, folder: str, shard: bool, first: str | None = None) -> Any:
+def trained(
+    rank: int, folder: str, shard: bool, first: str | None = None, changes: Any = None
+) -> Any:
     """Losses of a run of six steps with a checkpoint every three, from a checkpoint if given."""
     as_launched()
     if first is not None and rank == 0:
         shutil.copytree(first, Path(folder) / Path(first).name)
     dist.barrier()
-    return run_of(folder, shard)
+    return run_of(folder, shard, **(changes or {}))
 
 
-def run_of(folder: str, shard: bool = False) -> Any:
+def learned_of_uneven(rank: int, pieces: int) -> tuple[list[float], list[Any]]:
+    """Losses and weights of a run whose sequences ask at unequally many positions."""
+    from tests.lab.training.tiny import UNEVEN, quick, tiny
+    from vort.lab.training import train as train_model
+
+    as_launched()
+    model = tiny(dropout=0.0)
+    options = {"accumulation": pieces, "eps": 1e-3, "log_every": 1}
+    result = train_model(model, UNEVEN, quick(**options))
+    losses = [entry["loss"] for entry in result.history if "loss" in entry]
+    return losses, [x.detach().numpy() for x in model.parameters()]
+
+
+def run_of(folder: str, shard: bool = False, **changes: Any) -> Any:
     from tests.lab.training.tiny import TASK, quick
     from vort.lab.training import train as train_model
 
     options = {"steps": 6, "learning_rate": 3e-3, "eps": 1e-5, "log_every": 1, "shard": shard}
     options |= {"checkpoint_every": 3, "keep_checkpoints": 2, "evaluation_sequences": 19}
-    model = model_of("vort", vocab_size=TASK.vocab_size)
+    model = model_of(changes.pop("memory", "vort"), vocab_size=TASK.vocab_size, **changes)
     result = train_model(model, TASK, quick(**options), directory=folder, resume=True)
     return [entry["loss"] for entry in result.history if "loss" in entry], result.test
 

@@ -106,13 +106,14 @@ def test_however_a_loss_is_asked_for_it_is_that_of_one_process() -> None:
 
 def test_what_cannot_be_cut_is_refused_in_a_line() -> None:
     for said in run(2, jobs.refused):
-        assert len(said) == 6
+        assert len(said) == 7
         assert said[0].startswith('mesh must have one dimension, such as mesh["context"], got 2')
         assert "SoftmaxMemory" in said[1]
         assert said[2].startswith("15 tokens are too few for 2 ranks: each must have at least 8")
         assert said[3].startswith("use_cache needs rows of one sequence each")
         assert said[4].startswith("logits_to_keep needs rows of one length, without padding")
         assert said[5].startswith("logits_to_keep must be a number")
+        assert said[6].startswith("asked names places of whole rows")
         assert not any("\n" in line for line in said)
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ LAST = "step-00000006"
 SLOW = pytest.mark.slow
 
 
-def weights_in(folder: Path) -> dict[str, torch.Tensor]:
-    model = jobs.model_of("vort", vocab_size=TASK.vocab_size)
+def weights_in(folder: Path, memory: str = "vort", **changes: int) -> dict[str, torch.Tensor]:
+    model = jobs.model_of(memory, vocab_size=TASK.vocab_size, **changes)
     load_weights(folder, model)
     return {name: x.detach().clone() for name, x in model.named_parameters()}
 
@@ -46,6 +47,22 @@ def test_a_checkpoint_of_four_processes_is_gone_on_with_by_one(tmp_path: Path) -
     jobs.shutil.copytree(first, tmp_path / "resumed" / STEP)
     jobs.run_of(str(tmp_path / "resumed"))
     check_same(weights_in(tmp_path / "resumed" / LAST), expected)
+
+
+def test_weights_without_a_gradient_have_no_moments_to_resume_with(tmp_path: Path) -> None:
+    bare: Any = {"memory": "none", "sliding_window": 0}
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    run(2, jobs.trained, first, True, None, bare)
+    run(2, jobs.trained, second, True, str(tmp_path / "first" / STEP), bare)
+    one, two = (weights_in(tmp_path / name / LAST, **bare) for name in ("first", "second"))
+    check_same(one, two)
+
+
+def test_processes_that_ask_unequally_often_learn_what_one_does() -> None:
+    (alone,) = run(1, jobs.learned_of_uneven, 1)
+    for losses, weights in run(2, jobs.learned_of_uneven, 2):
+        assert np.allclose(losses, alone[0], atol=1e-5)
+        assert all(np.allclose(x, y, atol=1e-5) for x, y in zip(weights, alone[1], strict=True))
 
 
 @SLOW

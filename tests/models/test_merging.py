@@ -308,6 +308,20 @@ def test_sessions_merge_save_and_go_on(tmp_path: Path) -> None:
         VortSession.merged([merged, _of_another_model()])
 
 
+@pytest.mark.parametrize("bare", [0, 1])
+def test_a_layer_that_keeps_nothing_has_nothing_to_add(bare: int) -> None:
+    kinds, windows = ["vort", "vort"], [{}, {}]  # type: list[str], list[dict[str, int]]
+    kinds[bare], windows[bare] = "none", {"sliding_window": 0}
+    subject = model(num_hidden_layers=2, layer_memories=kinds, layer_settings=windows)
+    first, second = (read(subject, ids) for ids in texts(20, 30))
+    merged = VortCache.merged([first, second], subject)
+    left = merged.without(first, subject, ago=30)
+    memory = "memory.G"
+    held = left.states[1 - bare][memory]
+    torch.testing.assert_close(held, second.states[1 - bare][memory], rtol=1e-5, atol=1e-5)
+    assert left.aged(3, subject).seen() == 30
+
+
 def test_sessions_that_lost_a_text_are_saved_and_go_on(tmp_path: Path) -> None:
     """Their window is that of the last text still, and has counted more than is left."""
     subject = model()

@@ -468,6 +468,7 @@ def test_top_k_and_top_p_draw_from_the_likeliest() -> None:
     assert drawn(top_p=0.6) == {0, 1}
     assert drawn(top_p=0.01) == {0}
     assert drawn(temperature=0) == drawn(temperature=0.01) == {0}
+    assert drawn(temperature=1e-40) == drawn(temperature=5e-324) == {0}
 
 
 @pytest.mark.parametrize(
@@ -487,12 +488,20 @@ def test_wrong_settings_are_named_at_once(
         session.generate(**{"max_new_tokens": 3, **settings})
 
 
+def test_tokens_to_stop_at_may_be_a_tensor(model: VortForCausalLM) -> None:
+    first = next(started(model).generate(1, temperature=0, stop=()))
+    found = started(model).generate(9, temperature=0, stop=torch.tensor([first]))  # type: ignore[arg-type]
+    assert list(found) == [first]
+
+
 def test_wrong_input_is_named(model: VortForCausalLM) -> None:
     session = VortSession(model)
     with pytest.raises(ValueError, match="nothing has been fed"):
         session.generate(3)
     with pytest.raises(TypeError, match=r"tokens must be integers, got torch.float32"):
         session.feed([5.9, 6.2])
+    with pytest.raises(TypeError, match=r"tokens must be integers, got torch.bool"):
+        session.feed(torch.tensor([True, False]))
     with pytest.raises(ValueError, match=r"tokens must lie in 0\.\.258, got 300 at 1"):
         session.feed([5, 300])
     with pytest.raises(ValueError, match=r"shape \[T\] or \[1, T\], got \[2, 3\]"):
@@ -507,6 +516,8 @@ def test_wrong_input_is_named(model: VortForCausalLM) -> None:
     drawn = session._generator.get_state()
     with pytest.raises(TypeError, match="stop must be token ids, got the text 'end'"):
         session.generate(3, seed=5, stop="end")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="stop must be token ids, got 5"):
+        session.generate(3, seed=5, stop=5)  # type: ignore[arg-type]
     assert torch.equal(session._generator.get_state(), drawn)
     for size in (2.5, 0, "16"):
         with pytest.raises(ValueError, match="chunk_size must be a whole number >= 1, got"):

@@ -285,6 +285,8 @@ class _Cutter:
         rows = given.get("inputs_embeds") if rows is None else rows
         if rows is None or self._goes_on(given) or self._is_short(given, rows.shape[1]):
             return None
+        if given.get("asked") is not None:
+            raise ValueError("asked names places of whole rows, which are cut over ranks here")
         bounds = self._lay(given)
         rows = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
         part = self._part(rows.shape[1], bounds)

@@ -134,9 +134,7 @@ def _aged(model: Any, cache: VortCache, index: int, steps: Tensor) -> dict[str, 
 
 
 def _state(cache: VortCache, index: int) -> Mapping[str, Tensor]:
-    found = cache.load_state(index)
-    assert found is not None
-    return found
+    return cache.load_state(index) or {}  # a layer may keep nothing at all
 
 
 def _memory_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -159,10 +157,10 @@ def _count(cache: VortCache, index: int, tokens: int) -> None:
 
 
 def _rows(cache: VortCache) -> int:
-    state = cache.load_state(0)
-    if state is None:
+    first = next((x for state in cache.states.values() for x in state.values()), None)
+    if first is None:
         raise ValueError("a memory that has seen nothing cannot be aged, merged or taken away")
-    return len(next(iter(state.values())))
+    return len(first)
 
 
 def _seen(cache: VortCache) -> Tensor:

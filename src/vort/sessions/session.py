@@ -1,5 +1,6 @@
 """Reading and writing with a model that keeps a memory: feed, generate, stream."""
 
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -99,11 +100,9 @@ class Session:
             raise ValueError(f"max_new_tokens must not be negative, got {max_new_tokens}")
         _check_sampling(temperature, top_k, top_p)
         self.logits  # noqa: B018  # raises here, not at the first token
-        if isinstance(stop, str):
-            raise TypeError(f"stop must be token ids, got the text {stop!r}")
+        ends = frozenset(_end_tokens(self.model.config)) if stop is None else _as_tokens(stop)
         if seed is not None:
             self._generator.manual_seed(seed)
-        ends = frozenset(_end_tokens(self.model.config) if stop is None else stop)
         return self._generate(max_new_tokens, ends, temperature, top_k, top_p)
 
     def stream(self, max_new_tokens: int, **settings: Any) -> Iterator[str]:
@@ -123,7 +122,8 @@ class Session:
         except (TypeError, ValueError, RuntimeError):
             kind = type(tokens).__name__
             raise TypeError(f"tokens must be a text or token ids, got {kind}") from None
-        if given.is_floating_point() and given.numel():  # an empty list counts as floats
+        whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+        if not whole and given.numel():  # an empty list counts as floats
             raise TypeError(f"tokens must be integers, got {given.dtype}")
         ids = given.to("cpu", torch.long)
         if ids.ndim == 2 and len(ids) == 1:
@@ -220,7 +220,8 @@ def sample_token(
     """
     if temperature == 0:
         return int(logits.argmax())
-    logits = logits.float() / temperature
+    # From the likeliest down, and with more digits: no temperature is too low to divide by.
+    logits = ((logits.double() - logits.max()) / temperature).float()
     if top_k is not None and top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
     probabilities = logits.softmax(-1)
@@ -234,6 +235,16 @@ def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     ordered, tokens = probabilities.sort(descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     return torch.zeros_like(probabilities).scatter(-1, tokens, ordered * (before < top_p))
+
+
+def _as_tokens(stop: Collection[int] | str) -> frozenset[int]:
+    """Tokens to end after as numbers; those of a tensor would equal none."""
+    if isinstance(stop, str):
+        raise TypeError(f"stop must be token ids, got the text {stop!r}")
+    try:
+        return frozenset(map(operator.index, stop))
+    except TypeError:
+        raise TypeError(f"stop must be token ids, got {stop!r}") from None
 
 
 def _end_tokens(config: Any) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """`vort probe`: a text, a file, standard input; what is none of them is an error."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,21 @@ def test_a_text_that_is_too_long_for_a_name_is_a_text(text: str) -> None:
 
 def test_one_word_is_a_text() -> None:
     assert CliRunner().invoke(app, ["show", "rain"]).exit_code == 0
+
+
+def test_what_is_no_file_is_named_as_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, kind in ((tmp_path, "a folder"), (pipe, "a pipe or a device")):
+        done = CliRunner().invoke(app, ["show", str(path)])
+        assert done.exit_code == 2
+        assert f"{path.name} is {kind}" in done.output.replace("\n", "")
+
+
+def test_bytes_of_a_file_that_are_no_utf8_are_counted_aloud(tmp_path: Path) -> None:
+    file = tmp_path / "page.txt"
+    file.write_bytes(b"Then old Mr. Darcy spoke \xff to Elizabeth.")
+    done = CliRunner().invoke(app, ["show", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "1 places are no UTF-8 and read as U+FFFD." in done.stderr
+    assert "Elizabeth" in done.stdout

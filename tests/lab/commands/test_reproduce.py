@@ -84,6 +84,15 @@ def test_cells_of_another_run_are_taken_over_and_summarised(table: str, tmp_path
     assert "--collect must be a folder that vort reproduce --scale laptop wrote" in wrong
 
 
+@pytest.mark.parametrize("option", [["--no-run"], ["--collect", "there"]])
+def test_cells_are_not_asked_for_again_where_none_is_done(
+    table: str, tmp_path: Path, option: list[str]
+) -> None:
+    said = reproduce(table, tmp_path, "--restart", *option)
+    assert said.startswith("2 ")
+    assert f"--restart does cells again, and {option[0]} does none" in said
+
+
 def test_no_cell_is_begun_that_would_not_be_over(table: str, tmp_path: Path) -> None:
     assert reproduce(table, tmp_path, "--cells", "*-vort-*").startswith("0 ")
     (path,) = (tmp_path / "small" / "cells").glob("*.json")

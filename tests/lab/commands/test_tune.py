@@ -163,6 +163,8 @@ def test_the_command_goes_through_all_stages_and_its_trials_are_taken_up(
         (["pilot", "--rates", "1e-3", "--stages", "2"], "leave out --share and --stages"),
         (["pilot", "--rates", "1e-3", "--share", "0.1"], "leave out --share and --stages"),
         (["--collect", "nowhere"], "--collect must be a folder of vort tune, got nowhere"),
+        (["--collect", str(Path(__file__).parent)], "no finished trial of vort tune in"),
+        (["pilot", "--collect", "nowhere"], "--collect takes up all trials: leave out pilot"),
         ([], "experiment must be one of pilot, label_copy, books, books_deep, "),
     ],
 )

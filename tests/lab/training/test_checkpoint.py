@@ -23,6 +23,16 @@ def some_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 
         optimizer.zero_grad()
 
 
+def test_a_state_that_is_no_object_is_damaged(tmp_path: Path) -> None:
+    model = tiny()
+    place = save_checkpoint(tmp_path, 2, model, make_optimizer(model, quick()), {})
+    (place / "state.json").write_text("[1]")
+    with pytest.raises(
+        ValueError, match=r"state.json is damaged: it must hold an object, got list"
+    ):
+        load_checkpoint(place, model, make_optimizer(model, quick()))
+
+
 def test_optimiser_and_random_numbers_come_back_to_the_bit(tmp_path: Path) -> None:
     model = tiny()
     optimizer = make_optimizer(model, quick())

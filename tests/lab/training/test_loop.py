@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.lab.training.tiny import TASK, quick, tiny, weights
+from tests.lab.training.tiny import TASK, UNEVEN, quick, tiny, weights
 from vort.lab.tasks import Books, ZipfRetrieval
 from vort.lab.training import evaluate, train
 
@@ -76,6 +76,18 @@ def test_accumulated_pieces_give_the_gradient_of_the_whole_batch() -> None:
         assert torch.allclose(first, second, atol=1e-5)
 
 
+def test_pieces_that_ask_unequally_often_give_the_gradient_of_the_whole_batch() -> None:
+    runs, losses = [], []
+    for pieces in (1, 4, 8):
+        model = tiny(dropout=0.0)
+        found = train(model, UNEVEN, quick(accumulation=pieces, eps=1e-3, log_every=1))
+        losses.append(torch.tensor([entry["loss"] for entry in found.history if "loss" in entry]))
+        runs.append(weights(model))
+    for loss, run in zip(losses[1:], runs[1:], strict=True):
+        assert torch.allclose(loss, losses[0], atol=1e-5)
+        assert all(torch.allclose(x, y, atol=1e-5) for x, y in zip(run, runs[0], strict=True))
+
+
 @pytest.mark.parametrize("stop", [3, 4, 5])
 def test_resuming_gives_the_weights_of_a_run_without_interruption(
     tmp_path: Path, stop: int
@@ -90,6 +102,17 @@ def test_resuming_gives_the_weights_of_a_run_without_interruption(
     assert all(map(torch.equal, weights(model), weights(whole)))
     assert (found.test, found.validation) == (wanted.test, wanted.validation)
     assert found.history == wanted.history
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_resuming_with_other_weights_frozen_is_refused_in_a_line(
+    tmp_path: Path, frozen: int
+) -> None:
+    models = [tiny(), tiny()]
+    models[frozen].embedding.weight.requires_grad_(False)
+    train(models[0], TASK, quick(), directory=tmp_path)
+    with pytest.raises(ValueError, match=r"is of another model: \d of its parameters learn, here"):
+        train(models[1], TASK, quick(), directory=tmp_path, resume=True)
 
 
 def test_resuming_a_finished_run_scores_it_again(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """A task and models that train in a second on one core."""
 
+from collections.abc import Sequence
+from dataclasses import fields
+
 import torch
 from torch import Tensor, nn
 
-from vort.lab.tasks import ZipfRetrieval
+from vort.lab.tasks import IGNORED, Batch, Split, ZipfRetrieval
 from vort.lab.training import TrainingConfig
 
 TASK = ZipfRetrieval(
@@ -17,6 +20,20 @@ TASK = ZipfRetrieval(
     validation_sequences=20,
     test_sequences=30,
 )
+
+
+class Uneven(ZipfRetrieval):
+    """Of four sequences one asks nothing, one a single question, and two as many as all do."""
+
+    def batch(self, split: Split, indices: Sequence[int]) -> Batch:
+        found = super().batch(split, indices)
+        for row, index in enumerate(indices):
+            asked = (found["labels"][row] != IGNORED).nonzero().squeeze(1)
+            found["labels"][row, asked[index % 4 :] if index % 4 < 2 else asked[:0]] = IGNORED
+        return found
+
+
+UNEVEN = Uneven(**{field.name: getattr(TASK, field.name) for field in fields(TASK) if field.init})
 
 
 class Tiny(nn.Module):

@@ -97,7 +97,7 @@ def evaluate(
     needles: Annotated[int, typer.Option(help="With multi_needle: facts in a text.")] = 4,
     piece: Annotated[int, typer.Option(help="With --suite: tokens read at a time.")] = 8192,
     out: Annotated[
-        Path | None, typer.Option(help="With --suite: folder for results, and to go on from.")
+        Path | None, typer.Option(help="With --suite: folder for results; SUITE-MODEL by default.")
     ] = None,
     prompts: Annotated[
         bool, typer.Option("--prompts", help="With --suite: only write them, as lm_eval has them.")

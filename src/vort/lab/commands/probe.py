@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vort.lab.commands import as_utf8, read_input
+from vort.lab.commands import as_utf8, read_input, say_replaced
 from vort.lab.commands.command import Command
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ def _content(text: str) -> str:
     path = Path(text)
     if _is_there(path, text):
         if not path.is_file():
-            raise typer.BadParameter(f"TEXT must be a file or a text, and {text} is a folder")
-        return path.read_text(encoding="utf-8", errors="replace")
+            kind = "a folder" if path.is_dir() else "a pipe or a device"
+            raise typer.BadParameter(f"TEXT must be a file or a text, and {text} is {kind}")
+        return say_replaced(path.read_text(encoding="utf-8", errors="replace"))
     single = not any(letter.isspace() for letter in text)
     if single and (path.suffix or len(path.parts) > 1):
         raise typer.BadParameter(f"no such file: {text}")

@@ -87,6 +87,9 @@ def reproduce(
     """
     if not 0 < share <= 1:
         raise typer.BadParameter(f"--share must lie in (0, 1], got {share}")
+    if not resume and (collect is not None or not run):
+        option = "--no-run" if collect is None else "--collect"
+        raise typer.BadParameter(f"--restart does cells again, and {option} does none")
     if run and collect is None and workers != 1 and only is None:
         begin_loading()  # what this process is about to load as well
     from vort.lab.experiments import EXPERIMENTS

@@ -413,6 +413,8 @@ def _announce(
     parts = f" in {config.accumulation} pieces" if config.accumulation > 1 else ""
     read = found.steps * config.batch_size * task.length
     passes = f", {read / task.characters('train'):,.1f} passes over the text" if task.text else ""
+    wanted = in_words(found.time(left))
+    wanted = wanted if wanted.startswith("under") else f"about {wanted}"
     lines = {
         "device": device_in_words(training_device())
         + (f", {found.processes} processes" if found.processes > 1 else ""),
@@ -421,7 +423,7 @@ def _announce(
         "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
         f"{'bytes' if task.text else 'tokens'}{parts}{passes}",
         "memory": f"about {_bytes(found.memory(piece))} of {_bytes(found.free)} that are free",
-        "time": f"about {in_words(found.time(left))}, {found.seconds:.2g} s a step"
+        "time": f"{wanted}, {found.seconds:.2g} s a step"
         + (f", for the {left:,} steps to come" if done else ""),
     }
     for key, value in lines.items():

@@ -61,6 +61,8 @@ def tune(
     `--collect DIR` adds what DIR has to trials.jsonl, which tables take their settings from.
     """
     if collect is not None:
+        if experiment is not None:
+            raise typer.BadParameter(f"--collect takes up all trials: leave out {experiment}")
         _collect(collect)
         return
     from vort.lab.experiments import EXPERIMENTS

@@ -515,6 +515,8 @@ def collect(folder: Path, file: Path | None = None) -> int:
         for record in read_cells(part, []).values()
         if "trial" in record.get("cell", {})
     ]
+    if not records:
+        raise ValueError(f"no finished trial of vort tune in {folder}")
     return append([line_of(record) for record in records], file)
 
 

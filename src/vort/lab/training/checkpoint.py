@@ -203,6 +203,8 @@ def read_state(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(file.read_text())
     except ValueError as problem:
         raise ValueError(f"{file} is damaged: {problem}") from problem
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is damaged: it must hold an object, got {type(found).__name__}")
     return found
 
 
@@ -216,6 +218,7 @@ def load_checkpoint(
         tensors = _read_shards(path, _OPTIMIZER, _empty_moments(optimizer, model))
     else:
         tensors = _read_tensors(path / "optimizer.safetensors")
+    _check_learning(path, model, optimizer, tensors, state["optimizer"])
     _restore_optimizer(model, optimizer, tensors, state["optimizer"])
     _restore_random(_read_tensors(path / "random.safetensors"))
     return state
@@ -252,6 +255,8 @@ def _read_shards(path: Path, kind: str, own: dict[str, Tensor]) -> dict[str, Ten
     try:
         place = checkpoint.HuggingFaceStorageReader(str(path / SHARDS))
         known = place.read_metadata().state_dict_metadata
+        if kind == _OPTIMIZER:  # what had no gradient yet has no moments
+            wanted = {name: x for name, x in wanted.items() if name in known}
         odd = sorted({name for name in known if name.startswith(kind)} ^ wanted.keys())
         if odd:
             names = ", ".join(name.removeprefix(kind) for name in odd[:5])
@@ -261,7 +266,7 @@ def _read_shards(path: Path, kind: str, own: dict[str, Tensor]) -> dict[str, Ten
     except checkpoint.CheckpointException as problem:
         reason = " ".join(str(problem).split())
         raise ValueError(f"{path} is damaged, or of another model: {reason}") from problem
-    return own
+    return {name.removeprefix(kind): x for name, x in wanted.items()}
 
 
 def _empty_moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -331,6 +336,25 @@ def _optimizer_state(
         for key, value in entries.items()
     }
     return tensors, found["param_groups"]
+
+
+def _check_learning(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    settings: list[dict[str, Any]],
+) -> None:
+    """Raise unless what learns is what learned before: weights may have been frozen since."""
+    odd = {name.rpartition("/")[0] for name in tensors} - {*_parameter_names(model, optimizer)}
+    before = [len(group["params"]) for group in settings]
+    now = [len(group["params"]) for group in optimizer.param_groups]
+    if odd or before != now:
+        names = f", not {', '.join(sorted(odd)[:5])}" if odd else ""
+        raise ValueError(
+            f"{path} is of another model: {sum(before)} of its parameters learn, "
+            f"here {sum(now)} do{names}"
+        )
 
 
 def _restore_optimizer(

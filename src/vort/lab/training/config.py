@@ -132,8 +132,11 @@ def check_ranges(settings: Mapping[str, Any]) -> None:
         if value is None:
             continue
         least = int(name in _AT_LEAST_ONE)
-        if name in _AT_LEAST_ONE + _AT_LEAST_ZERO and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+        if name in _AT_LEAST_ONE + _AT_LEAST_ZERO and not least <= value < float("inf"):
+            limit = "" if value < least else " and finite"
+            raise ValueError(f"{name} must be at least {least}{limit}, got {value}")
+        if name == "betas" and not (len(value) == 2 and all(0 <= x < 1 for x in value)):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {value}")
         if name in _MOST and not 0 <= value <= _MOST[name]:
             raise ValueError(f"{name} must lie in [0, {_MOST[name]}], got {value}")
         if name in _POSITIVE and not 0 < value < float("inf"):

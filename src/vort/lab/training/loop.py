@@ -67,9 +67,10 @@ def _train(run: Run, resume: bool) -> TrainingResult:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             mean = norm = torch.zeros((), device=accelerator.device)
-            for _ in range(config.accumulation):
+            pieces = [next(batches) for _ in range(config.accumulation)]
+            for batch, share in zip(pieces, run.shares(pieces), strict=True):
                 with accelerator.accumulate(run.scorer):
-                    loss = run.backward(next(batches))
+                    loss = run.backward(batch, share)
                     if accelerator.sync_gradients:
                         norm = accelerator.clip_grad_norm_(run.model.parameters(), limit)
                         norm = norm.full_tensor() if run.sharded else norm

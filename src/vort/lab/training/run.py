@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from math import isfinite
@@ -230,13 +230,29 @@ class Run:
 
         return RecordedStep(self.model, lambda batch: self.scorer(batch)["loss"])
 
-    def backward(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss of a piece of a batch, detached; its gradients are added to the model's."""
+    def shares(self, pieces: Sequence[dict[str, Tensor]]) -> list[Any]:
+        """What each piece of a step weighs: as many labels as it has, 1 where all have as many.
+
+        The mean over pieces and processes is then that over the labels of the whole batch.
+        """
+        counts, processes = [len(x["targets"]) for x in pieces], self.accelerator.num_processes
+        if processes == 1 and len({*counts}) == 1:
+            return [1.0] * len(counts)
+        total = torch.tensor(float(sum(counts)), device=self.accelerator.device)
+        mean = self.accelerator.reduce(total, "sum").clamp(min=1) / (len(counts) * processes)
+        return [count / mean for count in counts]
+
+    def backward(self, batch: dict[str, Tensor], share: Any = 1.0) -> Tensor:
+        """The loss of a piece of a batch, detached; its gradients are added to the model's.
+
+        share: what it weighs where it is a mean over labels; see `shares`.
+        """
         # Packed rows hold another number of sequences every time.
         if self.recorded is not None and "position_ids" not in batch:
             return self.recorded(batch)
         with self.precision():
-            loss: Tensor = self.scorer(batch)["loss"]
+            scores = self.scorer(batch)
+        loss: Tensor = scores["loss"] * share if "logits" in scores else scores["loss"]
         self.accelerator.backward(loss)
         return loss.detach()
 

@@ -91,7 +91,9 @@ class Scorer(nn.Module):
                 return Scores(loss=found["loss"])
             logits = found["logits"].flatten(0, 1)[positions]
         logits = logits[:, : self.num_classes].float()
-        return Scores(loss=nn.functional.cross_entropy(logits, targets), logits=logits)
+        # A mean over nothing would be no number.
+        loss = nn.functional.cross_entropy(logits, targets) if len(targets) else logits.sum()
+        return Scores(loss=loss, logits=logits)
 
     def _call(self, input_ids: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
         """Whatever a model returns, as a dict with `logits` or `loss`."""
