@@ -12,6 +12,13 @@ def looks_at_values(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def _has_numbers(x: Tensor) -> bool:
+    """Not so of what stands for a whole batch of numbers, nor of what has a shape alone."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return False
+    return not (x.is_meta or isinstance(x, FakeTensor))
+
+
 def as_order(order: Any, name: str = "order") -> Tensor:
     """`order` as a floating-point tensor (float64 unless it is a tensor already), checked."""
     if isinstance(order, Tensor):
@@ -24,10 +31,8 @@ def as_order(order: Any, name: str = "order") -> Tensor:
 
 def check_order(order: Tensor, name: str = "order", low: float = 0.0) -> None:
     """Raise unless every element lies in (0, 1], or in [low, 1] for a positive `low`."""
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return  # what stands for a whole batch of numbers has no truth of its own
-    if order.is_meta or isinstance(order, FakeTensor):
-        return  # nor has what has a shape alone
+    if not _has_numbers(order):
+        return
     detached = order.detach()
     bad = ~((detached >= low) & (detached > 0) & (detached <= 1))
     if not bool(bad.any()):
@@ -40,10 +45,8 @@ def check_order(order: Tensor, name: str = "order", low: float = 0.0) -> None:
 
 def check_lag(lag: Tensor) -> None:
     """Raise unless every element is a whole number >= 0, where looking costs nothing."""
-    if not looks_at_values(lag) or torch._C._are_functorch_transforms_active():
-        return  # what stands for a whole batch of numbers has no truth of its own
-    if isinstance(lag, FakeTensor):
-        return  # nor has what has a shape alone
+    if not (looks_at_values(lag) and _has_numbers(lag)):
+        return
     detached = lag.detach()
     bad = ~(detached >= 0)
     if lag.is_floating_point():

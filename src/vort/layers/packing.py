@@ -186,10 +186,9 @@ def _check_told(
     With bounds positions may begin with any number: each sequence may go on from a state, or be a
     part of a longer one. Where none counts on, as at padding, nothing begins.
     """
-    numbers, anew = _turns(1, length, positions, seq_idx)
+    _, anew = _turns(1, length, positions, seq_idx)
     if seq_idx is None:
-        on = numbers[:, 1:] == numbers[:, :-1] + 1
-        anew = anew & torch.nn.functional.pad(on[:, 1:], (0, 1))
+        anew = anew & torch.nn.functional.pad(~anew[:, 1:], (0, 1))
     begun = (anew[0].nonzero().flatten() + 1).tolist()
     wrong = sorted({*begun} - {*bounds.tolist()})
     if wrong:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from vort.ops.custom import checks_values, without_autocast
 from vort.ops.gpu.launcher import transformed
 from vort.ops.retention import retention
-from vort.ops.retention.inputs import compute_dtype
+from vort.ops.retention.inputs import check_decay, check_decay_shape, compute_dtype
 from vort.plasticity.retrievals import Retrievals
 
 __all__ = ["Similarity", "retrieval_loss"]
@@ -90,11 +90,7 @@ def _check_shapes(
         raise ValueError(
             f"read must have write's shape {list(write.shape)}, got {list(read.shape)}"
         )
-    if log_decay.shape not in ((scales,), (heads, scales)):
-        raise ValueError(
-            f"log_decay must be [{scales}] or [{heads}, {scales}] (S or H, S of write), "
-            f"got {list(log_decay.shape)}"
-        )
+    check_decay_shape(log_decay, heads, scales, "(S or H, S of write)")
     if retrievals.queries.shape[0] != q.shape[0]:
         raise ValueError(
             f"retrievals must have {q.shape[0]} rows as q has, got {retrievals.queries.shape[0]}"
@@ -104,9 +100,7 @@ def _check_shapes(
 def _check_values(
     q: Tensor, k: Tensor, log_decay: Tensor, retrievals: Retrievals, similarity: Similarity
 ) -> None:
-    bad = ~((log_decay <= 0) & log_decay.isfinite())
-    if bool(bad.any()):
-        raise ValueError(f"log_decay must be <= 0 and finite, got {float(log_decay[bad][0]):g}")
+    check_decay(log_decay)
     if retrievals.queries.numel() == 0:
         return
     last = int(retrievals.queries.max())

@@ -12,6 +12,7 @@ from vort.fractional._checks import check_at_least
 __all__ = ["Session", "sample_token"]
 
 _CONTEXT = 16  # tokens that the text of the next one may depend on
+_LOWEST = 1e-30  # a temperature: below it logits would overflow, and the draw is the same
 
 
 class Session:
@@ -220,8 +221,7 @@ def sample_token(
     """
     if temperature == 0:
         return int(logits.argmax())
-    # From the likeliest down, and with more digits: no temperature is too low to divide by.
-    logits = ((logits.double() - logits.max()) / temperature).float()
+    logits = logits.float() / max(temperature, _LOWEST)
     if top_k is not None and top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
     probabilities = logits.softmax(-1)

@@ -19,6 +19,8 @@ __all__ = [
     "Normalizer",
     "b_rows",
     "check_bounds",
+    "check_decay",
+    "check_decay_shape",
     "check_finite",
     "check_inputs",
     "compute_dtype",
@@ -109,7 +111,7 @@ def check_inputs(inputs: Inputs) -> None:
     if transformed():  # what stands for a whole batch of numbers has no truth of its own
         return
     if looks:
-        _check_decay(inputs.log_decay)
+        check_decay(inputs.log_decay)
         if inputs.asked is not None:
             check_range(inputs.asked, inputs.q.shape[0] * inputs.q.shape[1])
     if debugging():
@@ -138,16 +140,21 @@ def _check_shapes(inputs: Inputs) -> None:
         raise ValueError(
             f"read must have write's shape {list(write.shape)}, got {list(read.shape)}"
         )
-    if log_decay.shape not in ((num_scales,), (heads, num_scales)):
-        raise ValueError(
-            f"log_decay must be [{num_scales}] or [{heads}, {num_scales}] (S or H, S of write), "
-            f"got {list(log_decay.shape)}"
-        )
+    check_decay_shape(log_decay, heads, num_scales, "(S or H, S of write)")
     for name, x in (("q", q), ("k", k), ("v", v), ("write", write), ("log_decay", log_decay)):
         if not x.is_floating_point():
             raise ValueError(f"{name} must be floating point, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+
+
+def check_decay_shape(log_decay: Tensor, heads: int, num_scales: int, why: str) -> None:
+    """Raise unless it is [S] or [H, S]."""
+    if log_decay.shape not in ((num_scales,), (heads, num_scales)):
+        raise ValueError(
+            f"log_decay must be [{num_scales}] or [{heads}, {num_scales}] {why}, "
+            f"got {list(log_decay.shape)}"
+        )
 
 
 def _check_packing(inputs: Inputs) -> None:
@@ -206,7 +213,8 @@ def _check_state(inputs: Inputs) -> None:
         )
 
 
-def _check_decay(log_decay: Tensor) -> None:
+def check_decay(log_decay: Tensor) -> None:
+    """Raise unless all are finite and at most 0."""
     rates = log_decay.detach()
     low, high = (x.item() for x in rates.aminmax())
     if high <= 0 and low > -inf:  # NaN fails both

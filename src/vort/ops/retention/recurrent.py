@@ -12,6 +12,7 @@ from vort.ops.retention.inputs import (
     NORMALIZERS,
     Inputs,
     b_rows,
+    check_decay_shape,
     check_finite,
     compute_dtype,
 )
@@ -135,11 +136,7 @@ def _check(
             raise ValueError(
                 f"{name} must be {list(wanted)} to go with the state, got {list(x.shape)}"
             )
-    if log_decay.shape not in ((num_scales,), (heads, num_scales)):
-        raise ValueError(
-            f"log_decay must be [{num_scales}] or [{heads}, {num_scales}] to go with the state, "
-            f"got {list(log_decay.shape)}"
-        )
+    check_decay_shape(log_decay, heads, num_scales, "to go with the state")
     rows, b = b_rows(normalizer, num_scales), state.b
     if rows == 0 and b is not None:
         raise ValueError("state.b must be None with normalizer 'none', got a tensor")
