@@ -1,7 +1,7 @@
 """What a run will take, said before it starts: memory and time, from a trial on a few tokens."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -106,8 +106,8 @@ def free_memory(device: torch.device) -> int:
 def forecast(model: nn.Module, task: Task, config: TrainingConfig) -> Forecast:
     """Measure a pass or two of a model, which is moved to where it will be trained.
 
-    First a few tokens, whose tensors are counted; then, if that promises to fit and to be quick, a
-    piece of a batch. Weights stay as they are.
+    First a few tokens, whose tensors are counted; then, if that promises to fit and to be quick,
+    a piece of a batch, or one sequence of it. Weights stay as they are.
     """
     device = training_device()
     model.to(device)
@@ -126,14 +126,31 @@ def forecast(model: nn.Module, task: Task, config: TrainingConfig) -> Forecast:
         processes=processes(),
     )
     pieces = found.accumulation(config.batch_size, config.accumulation)
-    if pieces is not None and found.seconds / pieces <= _PATIENCE:
-        batch = task.batch("train", range(config.batch_size // (pieces * processes())))
-        timed = pieces * _pass(scorer, _on(device, compact(batch)), mixed)
-        found = Forecast(**{**vars(found), "seconds": timed})
+    if pieces is not None:
+        piece = config.batch_size // (pieces * processes())
+        seconds = _per_sequence(scorer, task, device, mixed, seconds, piece)
+        found = replace(found, seconds=seconds * piece * pieces)
     asked = _sequences(task, config)
     # A pass forward is a third of one forward and back.
     share = found.seconds / config.batch_size / 3
-    return Forecast(**{**vars(found), "evaluation": asked * share})
+    return replace(found, evaluation=asked * share)
+
+
+def _per_sequence(
+    scorer: Scorer, task: Task, device: torch.device, mixed: bool, seconds: float, piece: int
+) -> float:
+    """Seconds of a sequence within a piece of a batch, from what a few tokens make of it.
+
+    A GPU is told what to do in the same time for a few tokens as for many, so that those promise
+    far too little speed: where a piece seems to take too long, one whole sequence is asked first.
+    """
+    for sequences in (piece, 1, piece):
+        if seconds * sequences <= _PATIENCE:
+            batch = _on(device, compact(task.batch("train", range(sequences))))
+            seconds = _pass(scorer, batch, mixed) / sequences
+            if sequences == piece:
+                break
+    return seconds
 
 
 def _trial(scorer: Scorer, task: Task, device: torch.device, mixed: bool) -> tuple[int, float]:
