@@ -28,7 +28,7 @@ FILES = (
     *("gpu_check_heads", "gpu_check_kernels", "gpu_check_parts", "gpu_check_asked"),
     *("gpu_check_gated", "gpu_check_pairs", "gpu_check_pairs_gated", "gpu_check_scales"),
     *("gpu_check_heads_float32", "gpu_check_autocast", "gpu_check_heads_and_steps"),
-    *("gpu_check_rest", "gpu_check_rivals", "gpu_check_nineteen"),
+    *("gpu_check_rest", "gpu_check_rivals", "gpu_check_nineteen", "gpu_check_steps"),
 )
 COMMITS = {"gpu_check_kernels": "f71223b"}  # the file lacks it
 # A part, and how its cases begin; the first that fits.
