@@ -308,3 +308,16 @@ def test_a_table_of_default_rates_says_that_they_were_not_searched() -> None:
     for record in records:
         del record["searched"]  # as older results are
     assert "not searched" not in str(EXPERIMENTS["books"].summarise(records, "laptop").notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "has_books"),
+    [("one.txt", True), ("train/one", True), ("scan/simple.txt", False), ("page.html", False)],
+)
+def test_a_folder_of_other_things_is_no_folder_of_books(
+    file: str, has_books: bool, tmp_path: Path
+) -> None:
+    """Else every cell fails by itself, or learns commands of SCAN for prose."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("It was the best of times.")
+    assert bool(EXPERIMENTS["books"].cells("paper", tmp_path)) == has_books

@@ -25,7 +25,11 @@ from vort.lab.verdicts import Claim, judge_lead
 __all__ = ["BOOKS", "BOOKS_TASK", "NOT_PG19", "NO_BOOKS", "books_cell", "with_books"]
 
 # What tables on books say of themselves.
-NO_BOOKS = "No results: --scale paper needs --data, a folder of books."
+NO_BOOKS = (
+    "No results: --scale paper needs --data, a folder of books: .txt files, or train/ with them."
+)
+# Folders of other tasks beside books/.
+_OTHER_DATA = ("scan", "babi", "litbank")
 NOT_PG19 = "Not the official PG-19 split: bits are not comparable with published ones."
 
 PAPER = PaperTable(
@@ -105,10 +109,23 @@ def cells(size: Size, data: Path | None = None) -> list[Cell]:
 
 
 def with_books(task: Mapping[str, Any], size: Size, data: Path | None) -> list[dict[str, Any]]:
-    """The task with the texts it is about; none where it needs a folder and has not got one."""
+    """The task with the texts it is about; none where it needs a folder of them and has none.
+
+    A folder that is not there is taken at its word: results that are there already name one.
+    """
     if size != "paper":
         return [dict(task)]
-    return [] if data is None else [{**task, "source": str(data)}]
+    if data is None or (data.is_dir() and not _has_texts(data)):
+        return []
+    return [{**task, "source": str(data)}]
+
+
+def _has_texts(folder: Path) -> bool:
+    """Whether there are books; texts of other tasks that lie in the same folder are none."""
+    if (folder / "train").is_dir():
+        return True
+    found = (path.relative_to(folder).parts[0] for path in folder.rglob("*.txt"))
+    return any(name not in _OTHER_DATA for name in found)
 
 
 def books_cell(
