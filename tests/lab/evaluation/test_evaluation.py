@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from tests.lab.tasks.test_haystack import subword_tokenizer
 from tests.models.cases import model_of
 from vort.cli import app
 from vort.lab.evaluation import (
@@ -26,7 +27,7 @@ from vort.lab.evaluation.suite import Job
 from vort.lab.tasks import MultiNeedle
 from vort.lab.tasks.corpus import Document
 from vort.lab.tasks.haystack import Kit, book_sentences
-from vort.lab.tasks.pieces import ByteCoder
+from vort.lab.tasks.pieces import ByteCoder, HuggingFaceCoder
 from vort.lab.tasks.question_files import Asked, Questions
 from vort.models import ByteTokenizer
 
@@ -478,3 +479,56 @@ def test_tasks_that_are_not_there_and_lengths_too_short_are_said(
     said = vort(*base, "--tasks", "vt", "--lengths", "50", "--samples", 1, code=2)
     assert "length must be at least" in said
     assert "qa_1 needs --data" in vort(*base, "--tasks", "qa_1", code=2)
+
+
+_CHAT = "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+
+
+@pytest.mark.parametrize("task", ["niah_multikey_1", "vt", "cwe", "fwe", "one", "all"])
+def test_a_chat_ends_the_users_turn_before_the_words_that_an_answer_begins_with(task: str) -> None:
+    tokenizer: Any = subword_tokenizer()
+    tokenizer.chat_template = _CHAT
+    plain, chat = (Kit(HuggingFaceCoder(tokenizer, chat=chat)) for chat in (False, True))
+    kind = NeedleSuite if task in ("one", "all") else RulerSuite
+    suite: Any = kind(chat)
+    sample = suite.sample(Job(task, 4096, 0))
+    read = suite.prompt(task, sample)
+    assert len(read) + suite.reserve(task) <= 4096
+    if kind is NeedleSuite or task.startswith(("niah", "vt")):
+        assert len(read) + suite.reserve(task) == 4096
+    text = tokenizer.decode(read)
+    before, after = text.split("<|end|><|assistant|>")
+    assert before.startswith("<s><|user|>")
+    assert text.count("<|user|>") == 1
+    begins = suite.split(task, suite.kit.coder.decode(sample.prompt))[1]
+    assert after.strip() == begins
+    assert begins or kind is NeedleSuite
+    # Without a chat nothing is put anywhere.
+    other: Any = kind(plain)
+    sample = other.sample(Job(task, 4096, 0))
+    assert other.prompt(task, sample) is sample.prompt
+    assert "chat" in suite.settings()
+    assert "chat" not in other.settings()
+
+
+def test_a_chat_needs_a_template_and_its_results_are_its_own(tmp_path: Path) -> None:
+    tokenizer: Any = subword_tokenizer()
+    with pytest.raises(ValueError, match="has no chat template"):
+        HuggingFaceCoder(tokenizer, chat=True)
+    tokenizer.chat_template = "<s>{{ messages[0].role }}"
+    with pytest.raises(ValueError, match="leaves out what a user says"):
+        HuggingFaceCoder(tokenizer, chat=True)
+    tokenizer.chat_template = _CHAT
+    model_of(vocab_size=len(tokenizer)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    base = ("eval", "--suite", "multi_needle", "--model", tmp_path / "model", "--samples", 1)
+    base = (*base, "--lengths", "600", "--tasks", "one", "--needles", 1, "--out", tmp_path / "out")
+    vort(*base, "--chat")
+    assert "holds results with chat = " in vort(*base, code=2)
+    said = vort(*base, "--chat", "--prompts", code=2)
+    assert "for --prompts use lm_eval's --apply_chat_template" in " ".join(said.split())
+
+
+def test_bytes_have_no_chat(saved: Path) -> None:
+    said = vort("eval", "--suite", "ruler", "--model", saved, "--chat", code=2)
+    assert "--chat needs a tokenizer with a chat template" in " ".join(said.split())

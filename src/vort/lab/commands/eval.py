@@ -41,12 +41,13 @@ _OF_SUITES = {
     "data": "--task-set source=",
     "needles": "",
     "piece": "",
+    "chat": "",
     "out": "",
     "prompts": "",
     "device": "",
 }
 # Options that write no prompts.
-_OF_MODELS = {"piece": "", "device": ""}
+_OF_MODELS = {"piece": "", "chat": "lm_eval's --apply_chat_template", "device": ""}
 # Characters of books that are read, whatever lengths are asked for: samples do not depend on them.
 _BOOKS = 5 << 20
 # Any of these is a tokenizer's.
@@ -99,6 +100,9 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="With --suite: folder for results; SUITE-MODEL by default.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="With --suite: put the model's chat template around.")
+    ] = False,
     prompts: Annotated[
         bool, typer.Option("--prompts", help="With --suite: only write them, as lm_eval has them.")
     ] = False,
@@ -146,6 +150,7 @@ def evaluate(
             "data": data,
             "needles": needles,
             "piece": piece,
+            "chat": chat,
             "prompts": prompts,
         },
     )
@@ -354,7 +359,9 @@ def _suite(name: str, tokenizer: Any, options: Mapping[str, Any]) -> Any:
     from vort.models import ByteTokenizer
 
     plain = isinstance(tokenizer, ByteTokenizer)
-    coder = ByteCoder() if plain else HuggingFaceCoder(tokenizer)
+    if plain and options["chat"]:
+        raise typer.BadParameter("--chat needs a tokenizer with a chat template: this one is bytes")
+    coder = ByteCoder() if plain else HuggingFaceCoder(tokenizer, options["chat"])
     kit = Kit(coder, real_words=True)
     data, books = options["data"], books_of(options["data"])
     haystack = None

@@ -4,6 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from vort.lab.tasks.haystack import Haystack, Kit, MadeSentences, Sample
 from vort.lab.tasks.multi_needle import needle_sample
 from vort.lab.tasks.question_files import Questions, read_text
 from vort.lab.tasks.ruler import GENERATED, RULER, RulerPrompts, ruler_score, split_prompt
-from vort.lab.tasks.task import stream
+from vort.lab.tasks.task import Integers, stream
 
 __all__ = [
     "Job",
@@ -67,11 +68,29 @@ class Suite(ABC):
 
     @abstractmethod
     def sample(self, job: Job) -> Sample:
-        """The prompt of a job; with the tokens reserved it has exactly the length of the job."""
+        """The prompt of a job; with the room after it it has exactly the length of the job."""
 
     @abstractmethod
     def reserve(self, task: str) -> int:
         """Tokens that a model may write."""
+
+    def room(self, task: str) -> int:
+        """Tokens that are left for what follows a sample: what a chat puts there, and an answer."""
+        return len(self.kit.coder.end) + self.reserve(task)
+
+    def prompt(self, task: str, sample: Sample) -> Integers:
+        """What a model reads: in a chat the turn ends before the words that an answer begins with.
+
+        The model has said those already, as in lm_eval.
+        """
+        coder, tokens = self.kit.coder, sample.prompt
+        if not len(coder.end):
+            return tokens
+        begins = self.split(task, coder.decode(tokens))[1]
+        for said in range(len(tokens), 0, -1):
+            if coder.decode(tokens[said:]).strip() == begins:
+                return np.concatenate([tokens[:said], coder.end, tokens[said:]])
+        raise ValueError(f"{task}: the tokenizer does not give back how an answer begins")
 
     @abstractmethod
     def score(self, task: str, said: str, expected: Sequence[str]) -> float:
@@ -95,6 +114,12 @@ class Suite(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """What the samples depend on, ready for JSON."""
+
+    def _shared_settings(self) -> dict[str, Any]:
+        found = {"suite": self.name, "seed": self.seed, "words": self.kit.source}
+        begin, end = self.kit.coder.begin, self.kit.coder.end
+        known = sha256(f"{begin.tolist()} {end.tolist()}".encode()).hexdigest()[:12]
+        return {**found, "chat": known} if len(end) else found
 
     def files(self) -> dict[str, str]:
         """What files the samples of a task come from, by a hash, where they come from any."""
@@ -132,7 +157,7 @@ class RulerSuite(Suite):
     def sample(self, job: Job) -> Sample:
         """See `Suite.sample`."""
         rng = stream(self.seed, f"{job.task} {job.length}", "test", job.index)
-        return self.prompts.sample(job.task, rng, job.length, self.reserve(job.task), job.index)
+        return self.prompts.sample(job.task, rng, job.length, self.room(job.task), job.index)
 
     def reserve(self, task: str) -> int:
         """As published."""
@@ -154,7 +179,7 @@ class RulerSuite(Suite):
         """See `Suite.check`; of questions, all have to fit with their documents."""
         if task in self.questions:
             count = min(samples, len(self.questions[task].asked))
-            least = self.prompts.least(task, count) + self.reserve(task)
+            least = self.prompts.least(task, count) + self.room(task)
             if length < least:
                 raise ValueError(
                     f"{task} of {length:,} tokens: length must be at least {least:,} for the "
@@ -164,8 +189,7 @@ class RulerSuite(Suite):
 
     def settings(self) -> dict[str, Any]:
         """See `Suite.settings`."""
-        found = {"suite": self.name, "seed": self.seed, "words": self.kit.source}
-        return {**found, **_known_by("essays", self.essays)}
+        return {**self._shared_settings(), **_known_by("essays", self.essays)}
 
     def files(self) -> dict[str, str]:
         """See `Suite.files`."""
@@ -221,7 +245,7 @@ class NeedleSuite(Suite):
             needles=self.needles,
             asked=asked,
             depths=depths.tolist(),
-            reserve=self.reserve(job.task),
+            reserve=self.room(job.task),
         )
 
     def reserve(self, task: str) -> int:
@@ -234,8 +258,7 @@ class NeedleSuite(Suite):
 
     def settings(self) -> dict[str, Any]:
         """See `Suite.settings`."""
-        found: dict[str, Any] = {"suite": self.name, "seed": self.seed, "words": self.kit.source}
-        found |= _known_by("haystack", self.books)
+        found = {**self._shared_settings(), **_known_by("haystack", self.books)}
         return {**found, "needles": self.needles, "depths": [*self.depths]}
 
 
@@ -288,7 +311,8 @@ def run_suite(
             if job.key in done:
                 continue
             sample = _made(suite, job)
-            tokens = write(model, sample.prompt, suite.reserve(job.task), stop=stop, piece=piece)
+            prompt = suite.prompt(job.task, sample)
+            tokens = write(model, prompt, suite.reserve(job.task), stop=stop, piece=piece)
             said = coder.decode(np.array(_known(tokens, coder.size), dtype=np.int64))
             record = {
                 "task": job.task,
@@ -320,6 +344,8 @@ def write_prompts(
     samples: int = 500,
 ) -> Path:
     """All prompts as documents of lm_eval's ruler tasks, a line each: FOLDER/prompts.jsonl."""
+    if len(suite.kit.coder.end):
+        raise ValueError("prompts are written without a chat template: lm_eval puts its own")
     jobs = _jobs(suite, lengths, tasks or suite.tasks, samples)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PROMPTS

@@ -98,6 +98,8 @@ class Coder(ABC):
     size: int
     # Tokens that stand before every text.
     begin: Integers = np.empty(0, np.int64)
+    # Tokens between a text and the answer to it: a chat's.
+    end: Integers = np.empty(0, np.int64)
 
     @abstractmethod
     def encode(self, text: str) -> Integers:
@@ -176,9 +178,14 @@ class WordCoder(Coder):
 
 
 class HuggingFaceCoder(Coder):
-    """Tokens of a Hugging Face tokenizer, with what it puts before a text."""
+    """Tokens of a Hugging Face tokenizer, with what it puts before a text.
 
-    def __init__(self, tokenizer: Any) -> None:
+    Args:
+        tokenizer: any.
+        chat: put its chat template around a text, as one turn of the user's.
+    """
+
+    def __init__(self, tokenizer: Any, chat: bool = False) -> None:
         self.tokenizer = tokenizer
         self.size = len(tokenizer)
         whole, plain = tokenizer("a")["input_ids"], self._plain("a")
@@ -186,8 +193,24 @@ class HuggingFaceCoder(Coder):
             raise ValueError("tokenizer must give tokens, it has none for 'a': is it complete?")
         before = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
         self.begin = np.array(whole[:before], np.int64)
+        if chat:
+            self.begin, self.end = (np.array(self._plain(part), np.int64) for part in self._turn())
         # What a piece is read after: some tokenizers put a space before a text of its own.
         self._marks = {mark: self._plain(mark) for mark in ("\n", "a")}
+
+    def _turn(self) -> tuple[str, str]:
+        """What its chat template has before a text of the user's, and then before the answer."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise ValueError("the tokenizer has no chat template")
+        text = "a text of the user's"
+        turn = [{"role": "user", "content": text}]
+        whole: str = self.tokenizer.apply_chat_template(
+            turn, tokenize=False, add_generation_prompt=True
+        )
+        before, found, after = whole.partition(text)
+        if not found:
+            raise ValueError("the tokenizer's chat template leaves out what a user says")
+        return before, after
 
     def _plain(self, text: str) -> list[int]:
         found: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
