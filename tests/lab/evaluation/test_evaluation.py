@@ -484,12 +484,21 @@ def test_tasks_that_are_not_there_and_lengths_too_short_are_said(
 _CHAT = "<s>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 
 
-@pytest.mark.parametrize("task", ["niah_multikey_1", "vt", "cwe", "fwe", "one", "all"])
-def test_a_chat_ends_the_users_turn_before_the_words_that_an_answer_begins_with(task: str) -> None:
+@pytest.fixture(scope="module")
+def kits() -> tuple[Kit, Kit]:
+    """Words in a tokenizer's tokens, as they are and in a chat."""
     tokenizer: Any = subword_tokenizer()
     tokenizer.chat_template = _CHAT
     plain, chat = (Kit(HuggingFaceCoder(tokenizer, chat=chat)) for chat in (False, True))
-    kind = NeedleSuite if task in ("one", "all") else RulerSuite
+    return plain, chat
+
+
+@pytest.mark.parametrize("task", ["niah_multikey_1", "vt", "cwe", "fwe", "all"])
+def test_a_chat_ends_the_users_turn_before_the_words_that_an_answer_begins_with(
+    task: str, kits: tuple[Kit, Kit]
+) -> None:
+    (plain, chat), kind = kits, NeedleSuite if task == "all" else RulerSuite
+    tokenizer: Any = chat.coder.tokenizer  # type: ignore[attr-defined]
     suite: Any = kind(chat)
     sample = suite.sample(Job(task, 4096, 0))
     read = suite.prompt(task, sample)
