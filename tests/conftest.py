@@ -1,6 +1,7 @@
 """What every test runs under: fixed seeds, NaN in uninitialised memory, one thread a worker."""
 
 import os
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -39,6 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn, and files have nothing in them: to render one takes a second."""
+
+    def save(drawing: Any, file: BinaryIO, *, format: str, **options: Any) -> None:
+        file.write(b"<svg/>" if format == "svg" else b"\x89PNG\r\n\x1a\n")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 @pytest.fixture(params=["numpy", "torch"])

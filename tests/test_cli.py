@@ -264,7 +264,7 @@ def test_reproduce_trains_cells_once_and_ends_with_tables_and_a_page(
 
 
 def test_any_setting_of_a_cell_can_be_changed_and_nothing_is_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None
 ) -> None:
     monkeypatch.setattr("vort.lab.commands.reproduce.console", Console(width=200))
     arguments = ["reproduce", "--only", "pilot,complexity", "--cells", "pilot-*-vort-*seed0"]
@@ -327,7 +327,7 @@ def test_a_run_of_train_can_be_scored_again(tmp_path: Path) -> None:
     ids=lambda arguments: " ".join(arguments[::3]),
 )
 def test_a_full_disk_is_a_line_and_leaves_no_file(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None
 ) -> None:
     from vort import ByteTokenizer, VortConfig, VortForCausalLM
 

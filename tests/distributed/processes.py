@@ -1,6 +1,5 @@
 """Several processes that talk to each other by gloo, and what each of them returns."""
 
-import multiprocessing
 import os
 import tempfile
 import traceback
@@ -12,9 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# One process has imported everything, and others are forked from it in no time.
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.distributed.jobs", "tests.distributed.imports"])
+from tests.forks import SERVER
+
 PATIENCE = 300
 
 
@@ -26,10 +24,10 @@ def run(ranks: int, job: Callable[..., Any], *given: Any, ends: bool = True) -> 
     with tempfile.TemporaryDirectory() as folder:
         answers, workers = [], []
         for rank in range(ranks):
-            mine, theirs = _SERVER.Pipe(duplex=False)
+            mine, theirs = SERVER.Pipe(duplex=False)
             file = str(Path(folder) / "meeting")
             work = (theirs, rank, ranks, file, job, given, ends)
-            worker = _SERVER.Process(target=_work, args=work)
+            worker = SERVER.Process(target=_work, args=work)
             worker.start()
             theirs.close()
             answers.append(mine)

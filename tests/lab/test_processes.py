@@ -46,44 +46,53 @@ def test_a_process_has_what_the_one_it_comes_from_has_loaded(tmp_path: Path) -> 
 
 
 THREADS = """
-import os
+import os, sys
 from vort.lab.processes import begin_loading, processes
 
 def tell(answers):
     answers.send(os.environ.get("OMP_NUM_THREADS"))
 
-if __name__ == "__main__":
-    if {begins}:
+def say(begins, given):
+    os.environ.update({"OMP_NUM_THREADS": given} if given else {})
+    if begins:
         begin_loading(())
     context, _ = processes(())
     here, there = context.Pipe()
     process = context.Process(target=tell, args=(there,))
     process.start()
-    print(here.recv(), os.environ.get("OMP_NUM_THREADS"))
+    print(begins, given, here.recv(), os.environ.get("OMP_NUM_THREADS"), flush=True)
     process.join()
+
+if __name__ == "__main__":
+    import torch  # once for all four
+
+    for begins in (False, True):
+        for given in (None, "3"):
+            if not os.fork():
+                say(begins, given)
+                sys.exit()  # and its processes with it
+            assert os.wait()[1] == 0
 """
 
 
 @pytest.mark.skipif(
     sys.platform != "linux" or torch.cuda.is_available(), reason="here each is started afresh"
 )
-@pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize("given", [None, "3"])
-def test_a_process_is_told_of_its_one_core_before_it_loads_anything(
-    tmp_path: Path, begins: bool, given: str | None
-) -> None:
+def test_a_process_is_told_of_its_one_core_before_it_loads_anything(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(THREADS.format(begins=begins))
+    script.write_text(THREADS)
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     environment = {name: value for name, value in os.environ.items() if name not in names}
-    environment |= {} if given is None else {"OMP_NUM_THREADS": given}
     run = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, check=True, env=environment
     )
-    worker, here = run.stdout.split()
-    # What its user has said stands.
-    assert worker == (given or "1")
-    assert here == (given or ("1" if begins else "None"))
+    # Whether it began to load, what its user has said, and what is said there and here then.
+    assert run.stdout.splitlines() == [
+        "False None 1 None",
+        "False 3 3 3",
+        "True None 1 1",
+        "True 3 3 3",
+    ]
 
 
 def test_a_process_alone_has_every_core_unless_its_user_has_said(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import output_of
 from tests.models.cases import model_of
 from vort.models import ByteTokenizer
 
@@ -104,5 +105,5 @@ def test_transformers_serve_loads_the_folder(folder: Path) -> None:
     assert "['VortForCausalLM', 'ByteTokenizer']" in finished(folder, SERVE, f"{folder}@main")
 
 
-def test_a_process_that_began_in_inference_mode_may_train(tmp_path: Path) -> None:
-    assert finished(tmp_path, TRAIN_LATER, "").count("trained") == 3
+def test_a_process_that_began_in_inference_mode_may_train() -> None:
+    assert output_of(TRAIN_LATER).count("trained") == 3

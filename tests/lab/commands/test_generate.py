@@ -7,7 +7,6 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 import vort
+from tests.forks import COMMAND, Forked
 from vort.cli import app
 from vort.lab.commands import generate, read_input
 from vort.models import ByteTokenizer, VortConfig, VortForCausalLM, VortSession
@@ -266,28 +266,17 @@ def test_an_empty_first_line_begins_a_text(shipped: Path) -> None:
 
 
 @pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def terminal(tmp_path: Path) -> Iterator[tuple[int, Forked]]:
     """A chat in a terminal of its own."""
     folder = made(tmp_path / "model")
     ours, theirs = pty.openpty()
-    file = str(tmp_path / "talk.safetensors")
-    command = [sys.executable, "-m", "vort", "chat", str(folder), "--session", file]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "dumb"}
-    process = subprocess.Popen(
-        # The likeliest token is an "e" after every "e": a turn that does not end by itself.
-        [*command, "--max-new-tokens", "1000000", "--temperature", "0"],
-        env=environment,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        # Tests that run in the background of a shell ignore it, and would hand that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    command = ["chat", folder, "--session", tmp_path / "talk.safetensors"]
+    # The likeliest token is an "e" after every "e": a turn that does not end by itself.
+    command += ["--max-new-tokens", "1000000", "--temperature", "0"]
+    process = Forked(COMMAND, *command, terminal=theirs, TERM="dumb")
     os.close(theirs)
     yield ours, process
-    process.kill()
-    process.wait()
+    process.end()
     os.close(ours)
 
 
@@ -303,7 +292,7 @@ def shown_until(terminal: int, wanted: bytes, seconds: float = 120.0) -> bytes:
 
 
 def test_in_a_terminal_an_interrupt_ends_a_turn_and_the_end_of_input_the_chat(
-    terminal: tuple[int, subprocess.Popen[bytes]], tmp_path: Path
+    terminal: tuple[int, Forked], tmp_path: Path
 ) -> None:
     ours, process = terminal
     shown_until(ours, b"> ")
@@ -321,7 +310,7 @@ def test_in_a_terminal_an_interrupt_ends_a_turn_and_the_end_of_input_the_chat(
 
 
 def test_in_a_terminal_an_interrupt_at_ones_own_turn_ends_the_chat(
-    terminal: tuple[int, subprocess.Popen[bytes]],
+    terminal: tuple[int, Forked],
 ) -> None:
     ours, process = terminal
     shown_until(ours, b"> ")

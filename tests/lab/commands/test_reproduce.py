@@ -18,7 +18,7 @@ runner = CliRunner()
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> str:
+def table(monkeypatch: pytest.MonkeyPatch, unrendered: None) -> str:
     sizes = {"length": 32, "pairs": 3, "keys": 4, "bounds": (4, 16)}
     counts = {"validation_sequences": 4, "test_sequences": 4, "train_sequences": None}
     small = recall_table(

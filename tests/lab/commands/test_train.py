@@ -1,12 +1,8 @@
 """`vort train` on a text of one's own: nothing else to say, nothing silent, nothing lost."""
 
 import json
-import os
 import re
-import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,12 +10,12 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from tests.forks import COMMAND, Forked
 from vort.cli import app
 from vort.lab.commands.settings import RunSettings
 from vort.lab.commands.train import _in_steps, _plan, _refuse_files_of_others, make_task_of
 from vort.lab.training import latest_checkpoint
 
-ROOT = Path(__file__).parents[3]
 runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "200"})
 SMALL = ["--steps", "4", "--batch-size", "2", "--task-set", "length=32"]
 SMALL += [
@@ -42,15 +38,6 @@ def vort(*arguments: object, fails: bool = False) -> str:
     assert done.exit_code == (2 if fails else 0), done.output
     assert "Traceback" not in done.output
     return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.output).split())
-
-
-def process(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "vort.cli", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    # One whose disk is full would leave half of a module's bytecode to all that come after it.
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=environment, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
 
 
 def test_what_the_layers_of_a_hybrid_have_is_said_in_a_line(text: Path, tmp_path: Path) -> None:
@@ -228,20 +215,14 @@ def test_one_run_at_a_time_is_in_a_folder_and_a_dead_one_stops_nobody(
     run = tmp_path / "run"
     holder = "import sys, time; from vort.lab.training.lock import hold\n"
     holder += "with hold(sys.argv[1]): print('held', flush=True); time.sleep(60)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    other = subprocess.Popen(
-        [sys.executable, "-c", holder, str(run)], stdout=subprocess.PIPE, env=environment
-    )
+    other = Forked(holder, run)
     try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
+        assert other.stdout.readline() == "held\n"
         said = vort("train", "--text", text, "--out", run, *SMALL, fails=True)
         assert f"process {other.pid} is training in" in said
         assert [path.name for path in run.iterdir()] == ["run.lock"]
     finally:
-        other.kill()
-        other.wait()
-        other.stdout.close()  # type: ignore[union-attr]
+        other.end()
     assert (run / "run.lock").exists()  # left behind, and of no consequence
     vort("train", "--text", text, "--out", run, *SMALL)
     assert not (run / "run.lock").exists()
@@ -267,18 +248,20 @@ def test_an_interrupt_saves_and_the_run_goes_on_by_itself(
 ) -> None:
     """Piped: lines come as it trains. What comes out is that of a run without interruption."""
     cut = tmp_path / "cut"
-    child = process("train", "--text", text, "--out", cut, *LONGER)
-    assert child.stdout is not None
+    child = Forked(COMMAND, "train", "--text", text, "--out", cut, *LONGER)
     lines = []
-    for line in child.stdout:
-        lines.append(line)
-        if re.match(r"training \d+/120  loss \d", line):
-            child.send_signal(asked)
-            break
-    else:
-        pytest.fail("".join(lines))
-    rest = child.communicate(timeout=120)[0]
-    assert child.returncode == 130, rest
+    try:
+        for line in child.stdout:
+            lines.append(line)
+            if re.match(r"training \d+/120  loss \d", line):
+                child.send_signal(asked)
+                break
+        else:
+            pytest.fail("".join(lines))
+        rest = child.stdout.read()
+        assert child.wait() == 130, rest
+    finally:
+        child.end()
     assert re.search(
         r"stopped at step \d+ of 120, saved; go on with: vort train --out \S+cut", rest
     )
@@ -366,14 +349,21 @@ def test_a_damaged_checkpoint_is_named(text: Path, tmp_path: Path) -> None:
     assert "run.json is damaged" in vort("eval", run, fails=True)
 
 
-def test_a_full_disk_leaves_nothing_half_written(text: Path, tmp_path: Path) -> None:
-    def nearly_full() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+NEARLY_FULL = """
+import resource, sys
+sys.dont_write_bytecode = True  # half of it would be left to all that come after
+resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, 8_000))
+"""
 
+
+def test_a_full_disk_leaves_nothing_half_written(text: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    child = process("train", "--text", text, "--out", run, *SMALL, preexec_fn=nearly_full)
-    said = child.communicate(timeout=120)[0]
-    assert child.returncode == 2, said
+    child = Forked(NEARLY_FULL + COMMAND, "train", "--text", text, "--out", run, *SMALL)
+    try:
+        said = child.stdout.read()
+        assert child.wait() == 2, said
+    finally:
+        child.end()
     assert "Traceback" not in said
     assert re.search(r"^vort train: .*model.safetensors could not be written", said, re.MULTILINE)
     assert [path.name for path in run.iterdir()] == ["run.json"]

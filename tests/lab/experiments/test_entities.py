@@ -36,8 +36,9 @@ def small(cell: Any) -> Any:
 
 def test_two_rows_differ_in_the_indicator_alone_and_have_three_seeds(tmp_path: Path) -> None:
     assert ENTITIES.cells("paper", None) == []
+    data = books(tmp_path)
     for size in ("laptop", "paper"):
-        cells = ENTITIES.cells(size, tmp_path)
+        cells = ENTITIES.cells(size, data)
         assert [(c.model, c.seed) for c in cells] == [
             (model, seed) for seed in range(3) for model in ("vort", "vort_entity")
         ]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from math import log
 from pathlib import Path
@@ -45,6 +46,10 @@ Bits = Callable[[Cell], float | None]
 def of_row(row: str, size: Size = "paper") -> RowSearch:
     (found,) = row_searches(PILOT, size, [row])
     return found
+
+
+# All cells of a table are made for the one of a row.
+quickly_of_row = cache(of_row)
 
 
 def walk(search: RowSearch, bits: Bits) -> list[Cell]:
@@ -141,8 +146,7 @@ def test_each_stage_goes_on_with_the_best_of_the_one_before(data: Any, row: str)
     def bits(cell: Cell) -> float:
         return scores.setdefault(cell.fingerprint, data.draw(st.floats(0, 4)) + 1e-6 * len(scores))
 
-    search = of_row(row)
-    cells = walk(search, bits)
+    cells = walk(quickly_of_row(row), bits)
 
     def settings_of(cell: Cell) -> str:
         return str(cell.tags["trial"])

@@ -1,10 +1,7 @@
 """A run that is killed outright goes on as if nothing had happened."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from tests.forks import Forked, output_of
 from vort.lab.training import latest_checkpoint
 
-ROOT = Path(__file__).parents[3]
 # Arguments: seconds a step rests, then directories to run in, one after another. A checkpoint at
 # every step: most of the time is spent writing one, so that is where a kill strikes.
 SCRIPT = """
@@ -36,25 +33,19 @@ for directory in sys.argv[2:]:
 """
 
 
-def start(rest: float, *directories: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", SCRIPT, str(rest), *map(str, directories)]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-
-
 def kill_after(directory: Path, step: int, delay: float = 0.0) -> None:
     """Run or resume until a step is saved, then kill."""
-    child = start(0.05, directory)
+    child = Forked(SCRIPT, 0.05, directory)
     try:
         deadline = time.monotonic() + 120
         while (found := latest_checkpoint(directory)) is None or found.name < f"step-{step:08d}":
-            assert child.poll() is None, "the run ended before it could be killed"
+            assert child.running(), "the run ended before it could be killed"
             assert time.monotonic() < deadline, "the run did not get anywhere"
             time.sleep(0.002)
         time.sleep(delay)
         child.send_signal(signal.SIGKILL)
     finally:
-        child.kill()
-        child.wait()
+        child.end()
     killed = latest_checkpoint(directory)
     assert killed is not None
     assert killed.name < "step-00000030"
@@ -63,7 +54,7 @@ def kill_after(directory: Path, step: int, delay: float = 0.0) -> None:
 
 def check_same_end(cut: Path, whole: Path) -> None:
     """Finish the one and run the other; compare all that they leave."""
-    assert start(0, cut, whole).wait(timeout=300) == 0
+    output_of(SCRIPT, 0, cut, whole)
     ends = [directory / "step-00000030" for directory in (cut, whole)]
     for name in ("model", "optimizer", "random"):
         first, second = (load_file(end / f"{name}.safetensors") for end in ends)

@@ -165,7 +165,7 @@ INTERPRETER_CASES = [
     GatedCase(length=64, asked="ends", ones=True),
     GatedCase(length=65, batch=3, heads=1, asked="one row"),
     GatedCase(length=70, asked="twice", features=24, values=20),
-    GatedCase(length=200, asked=25, heads=1),
+    GatedCase(length=150, asked=18, heads=1),
     GatedCase(length=40, asked="none"),
     GatedCase(length=100, heads=1, ones=True, strength=60.0),
     GatedCase(length=1, asked=1),
