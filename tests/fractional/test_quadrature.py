@@ -1,11 +1,14 @@
 import math
+import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import integrate
 
-from vort.fractional import laguerre_soe, legendre_soe, mass_above, terms_needed
+from vort.fractional import laguerre_soe, legendre_soe, mass_above, mass_below, terms_needed
 from vort.fractional.quadrature import MAX_LAGUERRE_TERMS, _slow_node, integration_interval
 
 PAPER = {"horizon": 1000, "tolerance": 1e-3}
@@ -60,6 +63,27 @@ def test_e3_tail_is_within_tolerance_where_its_end_is_no_float_any_more(
 def test_a_single_node_stands_at_the_median_rate(order: float) -> None:
     rate, weight = _slow_node(order, math.inf)
     assert (float(mass_above(order, rate)), weight) == pytest.approx((0.5, 1.0), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("order", "cut"),
+    [(1e-9, 1e-280), (0.02, 0.5), (0.5, 1e-280), (0.9, 0.5), (0.999, 1e-9), (1 - 1e-12, 0.5)],
+)
+def test_the_slow_node_stands_at_the_mean_rate_of_the_mass_below_it(
+    order: float, cut: float
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rate, mass = _slow_node(order, cut)
+    assert mass == pytest.approx(float(mass_below(order, cut)), rel=1e-14)
+    # By parts: the mean is the cut less the mean of the share that lies below each smaller rate.
+    share = [
+        integrate.quad(
+            lambda u: float(mass_below(order, cut * u)) / mass, low, high, epsabs=1e-14, limit=200
+        )[0]
+        for low, high in pairwise([0, 1e-12, 1e-6, 1e-3, 0.03, 0.3, 1])
+    ]
+    assert rate / cut == pytest.approx(1 - math.fsum(share), rel=1e-9, abs=1e-12)
 
 
 def test_e3_extreme_orders_and_tolerances_give_a_rule_or_are_refused() -> None:
