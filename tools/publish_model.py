@@ -25,6 +25,7 @@ from vort.lab.commands.generate import fitting_threads
 from vort.lab.commands.settings import OPTIONS, RunSettings
 from vort.lab.commands.train import make_task_of
 from vort.lab.experiments.reading import BOUNDS
+from vort.lab.processes import keep_memory
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import Books, Split
 from vort.lab.training import Metrics, evaluate
@@ -237,4 +238,5 @@ def table(scores: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    keep_memory()
     app()

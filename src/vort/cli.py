@@ -18,6 +18,7 @@ try:
     from vort.lab.commands.reproduce import reproduce
     from vort.lab.commands.train import train
     from vort.lab.commands.tune import tune
+    from vort.lab.processes import keep_memory
 except ModuleNotFoundError as missing:  # the core does not need them
     sys.exit(f"the vort command needs the extra `lab`: pip install 'vort[lab]' ({missing})")
 
@@ -61,6 +62,7 @@ def vort_command(
 
 def main() -> None:
     """Entry point of the console script."""
+    keep_memory()
     app(prog_name="vort")  # also where it was started as a module
 
 

@@ -1,16 +1,19 @@
 """Processes that work side by side are forks of one that has loaded what they need."""
 
 import os
+import platform
+import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from vort.lab import processes as own
-from vort.lab.processes import threads_alone
+from vort.lab.processes import keep_memory, threads_alone
 
 SCRIPT = """
 import os, sys
@@ -145,3 +148,20 @@ def _runs(process: int) -> bool:
     stat = Path(f"/proc/{process}/stat")
     # One that has ended, and nobody has asked how, is still listed.
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="asks glibc")
+def test_memory_that_is_kept_comes_without_new_pages() -> None:
+    def new_pages() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(5):
+            _ = [np.ones(2**19) for _ in range(8)]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    child = os.fork()  # it is for a process as a whole
+    if child == 0:
+        usual = new_pages()
+        keep_memory()
+        new_pages()
+        os._exit(not new_pages() < 0.1 * usual)
+    assert os.waitpid(child, 0)[1] == 0

@@ -145,7 +145,7 @@ def _slow_node(order: float, cut: float) -> tuple[float, float]:
         # Near 1 it has lost the digits that its complement needs.
         return -math.log1p(-median) if median < 0.5 else _rate_above_which(order, 1.0, 2), 1.0
     mass = float(mass_below(order, cut))
-    # The first moment by Gauss–Jacobi on u = λ / cut, whose weight u^{1-a} is all of the singularity.
+    # The first moment by Gauss–Jacobi in u = λ / cut, whose weight u^{1-a} is all that is singular.
     nodes, omega = scipy.special.roots_jacobi(_MOMENT_NODES, 0.0, 1 - order)
     smooth = regular_density(order, cut * (nodes + 1) / 2)
     moment = cut ** (1 - order) * 2 ** (order - 2) * float(omega @ smooth)

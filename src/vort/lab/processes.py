@@ -4,6 +4,7 @@ To load a model's packages takes as long as many a cell; this way it is done onc
 command itself still loads its own. It is a file of its own because it must be there before torch.
 """
 
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -13,12 +14,16 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CELLS", "begin_loading", "end_with_parent", "processes", "threads_alone"]
+__all__ = ["CELLS", "begin_loading", "end_with_parent", "keep_memory", "processes", "threads_alone"]
 
 # What the work of cells needs.
 CELLS = ("vort.lab.experiments.run", "vort.models", "accelerate")
 # Where a driver of a GPU shows, for a process that has not loaded torch.
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+# Of glibc's mallopt: what is freed at the end of the heap goes back beyond so many bytes, the heap
+# grows by so many more than are asked for, and larger pieces than so many get pages of their own
+# (older versions allow no more than the second number).
+_MALLOPT = {-1: (2**31 - 1,), -2: (64 * 2**20,), -3: (2**30, 2**25)}
 # What this process has told its own environment; the rest its user has.
 _told: set[str] = set()
 
@@ -87,3 +92,16 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="end with parent", daemon=True).start()
+
+
+def keep_memory() -> None:
+    """Have this process keep what it frees: a step that is given new pages waits for each of them.
+
+    Known to glibc; with other C libraries nothing changes. What is computed does not depend on it.
+    """
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        for parameter, values in _MALLOPT.items():
+            any(library.mallopt(parameter, value) for value in values)  # the first it takes

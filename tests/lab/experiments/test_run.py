@@ -2,21 +2,18 @@
 
 import json
 import os
-import platform
-import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.lab.experiments.tiny import TASK, TRAINING, tiny
 from vort.lab.experiments import EXPERIMENTS
 from vort.lab.experiments.cell import RunFolder
-from vort.lab.experiments.run import data_workers, keep_memory, run_as_they_come, run_cells
+from vort.lab.experiments.run import data_workers, run_as_they_come, run_cells
 from vort.lab.experiments.search import EARLIER
 
 ROOT = Path(__file__).parents[3]
@@ -95,23 +92,6 @@ def test_side_by_side_no_more_processes_draw_data_than_there_are_cores(
         monkeypatch.setattr("vort.lab.experiments.run._cores", cores // cells)
         assert data_workers(3) == expected
         assert cells * (expected + 1) <= cores
-
-
-@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="asks glibc")
-def test_memory_that_is_kept_comes_without_new_pages() -> None:
-    def new_pages() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(5):
-            _ = [np.ones(2**19) for _ in range(8)]
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    child = os.fork()  # it is for a process as a whole
-    if child == 0:
-        usual = new_pages()
-        keep_memory()
-        new_pages()
-        os._exit(not new_pages() < 0.1 * usual)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_work_that_appears_on_the_way_is_done_and_what_does_not_fit_is_left(

@@ -1,11 +1,9 @@
 """Doing the cells that are missing, one after another or side by side: build, train, score."""
 
-import ctypes
 import gc
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -31,7 +29,7 @@ from vort.lab.experiments.measures import by_lag, heavy_hitters, orders_by_kind,
 from vort.lab.experiments.models import build_model
 from vort.lab.experiments.reading import read_on
 from vort.lab.experiments.search import chosen_in
-from vort.lab.processes import end_with_parent, processes
+from vort.lab.processes import end_with_parent, keep_memory, processes
 from vort.lab.report.provenance import provenance
 from vort.lab.tasks import make_task
 from vort.lab.training import TrainingConfig, evaluate, train
@@ -44,7 +42,6 @@ __all__ = [
     "Pace",
     "data_workers",
     "default_workers",
-    "keep_memory",
     "run_as_they_come",
     "run_cell",
     "run_cells",
@@ -257,22 +254,6 @@ def _prepare(cores: int) -> None:
 
 # Bytes for batches that the next row of a table is trained on too.
 _ROOM = 64 << 20
-# Of glibc's mallopt: what is freed at the end of the heap goes back beyond so many bytes, the heap
-# grows by so many more than are asked for, and larger pieces than so many get pages of their own.
-_MALLOPT = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**30}
-
-
-def keep_memory() -> None:
-    """Have this process keep what it frees: a step that is given new pages waits for each of them.
-
-    Known to glibc; with other C libraries nothing changes. What is computed does not depend on it.
-    """
-    if sys.platform != "linux":
-        return
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        for parameter, value in _MALLOPT.items():
-            library.mallopt(parameter, value)
 
 
 def data_workers(asked: int) -> int:
