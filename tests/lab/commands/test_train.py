@@ -14,7 +14,7 @@ from tests.forks import COMMAND, Forked
 from vort.cli import app
 from vort.lab.commands.settings import RunSettings
 from vort.lab.commands.train import _in_steps, _plan, _refuse_files_of_others, make_task_of
-from vort.lab.training import latest_checkpoint
+from vort.lab.training import TrainingConfig, latest_checkpoint
 
 runner = CliRunner(env={"TERM": "dumb", "COLUMNS": "200"})
 SMALL = ["--steps", "4", "--batch-size", "2", "--task-set", "length=32"]
@@ -300,6 +300,24 @@ def test_epochs_may_be_said_again_to_a_run_that_counts_steps(text: Path, tmp_pat
     assert "--epochs must be" in vort(*once, 2, "--resume", "--steps", steps, fails=True)
     vort(*once, 1, "--resume")
     assert json.loads((run / "run.json").read_text())["training"]["steps"] == steps > 1
+
+
+def test_a_text_that_is_read_over_and_over_is_trained_on_with_more_weight_decay(
+    text: Path, tmp_path: Path
+) -> None:
+    def planned(**training: float) -> float:
+        task = {"name": "books", "source": str(text), "marks": True, "length": 32}
+        given = RunSettings(task, {}, {"batch_size": 2, **training})
+        decay: float = _plan(given, tmp_path)[0].training["weight_decay"]
+        return decay
+
+    usual, more = planned(epochs=9), planned(epochs=11)
+    assert usual == TrainingConfig.weight_decay < more
+    assert planned(steps=2) == usual
+    assert planned(steps=2000) == more
+    assert planned(epochs=11, weight_decay=0.3) == 0.3
+    run = ("train", "--out", tmp_path / "run", "--text", text, "--minutes", "1e-9", *SMALL)
+    assert f"passes over the text, weight decay {more:g} " in vort(*run, "--steps", "2000")
 
 
 def test_epochs_are_those_of_a_task_whose_length_was_not_said(text: Path) -> None:

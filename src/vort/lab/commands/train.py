@@ -247,7 +247,12 @@ def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     """Everything that was not said, for a text by its size and the machine; and the task."""
     from vort.lab.training.forecast import free_memory
     from vort.lab.training.peers import training_device
-    from vort.lab.training.sizes import TEXT_SIZES, choose_size, settings_for_text
+    from vort.lab.training.sizes import (
+        TEXT_SIZES,
+        choose_size,
+        settings_for_text,
+        weight_decay_for,
+    )
     from vort.memories import LayerSettings
     from vort.names import check_choice
 
@@ -271,9 +276,11 @@ def _plan(given: RunSettings, out: Path) -> tuple[RunSettings, Any]:
     tuned = settings_for_text(books, size, asked)
     task["length"] = tuned.pop("length")
     training = {**tuned, "seed": 0, **given.training}
+    read = training["batch_size"] * task["length"]
     if "epochs" in training and "steps" not in given.training:
-        read = training["batch_size"] * task["length"]
         training["steps"] = _steps_of(training.pop("epochs"), books, read)
+    passes = training["steps"] * read / books.characters("train")
+    training = {"weight_decay": weight_decay_for(passes), **training}
     model = {**size.model, **given.model}
     return RunSettings(task, model, training, name), books.of_length(task["length"])
 
@@ -412,7 +419,10 @@ def _announce(
     piece = config.batch_size // (config.accumulation * found.processes)
     parts = f" in {config.accumulation} pieces" if config.accumulation > 1 else ""
     read = found.steps * config.batch_size * task.length
-    passes = f", {read / task.characters('train'):,.1f} passes over the text" if task.text else ""
+    decay = f"weight decay {config.weight_decay:g}"
+    passes = (
+        f", {read / task.characters('train'):,.1f} passes over the text, " if task.text else ", "
+    )
     wanted = in_words(found.time(left))
     wanted = wanted if wanted.startswith("under") else f"about {wanted}"
     lines = {
@@ -421,7 +431,7 @@ def _announce(
         "model": f"{name}{found.parameters:,} parameters: {shape.num_hidden_layers} layers of "
         f"{shape.hidden_size}, memory {shape.memory_in_words()}",
         "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
-        f"{'bytes' if task.text else 'tokens'}{parts}{passes}",
+        f"{'bytes' if task.text else 'tokens'}{parts}{passes}{decay}",
         "memory": f"about {_bytes(found.memory(piece))} of {_bytes(found.free)} that are free",
         "time": f"{wanted}, {found.seconds:.2g} s a step"
         + (f", for the {left:,} steps to come" if done else ""),

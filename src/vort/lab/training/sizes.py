@@ -7,15 +7,20 @@ from typing import Any
 import torch
 
 from vort.lab.tasks import SPLITS, Books
+from vort.lab.training.config import TrainingConfig
 from vort.lab.training.forecast import BYTES_PER_PARAMETER
 
-__all__ = ["TEXT_SIZES", "TextSize", "choose_size", "settings_for_text"]
+__all__ = ["TEXT_SIZES", "TextSize", "choose_size", "settings_for_text", "weight_decay_for"]
 
 # A token is a byte: what is read of a text over and over teaches less each time, and a model has
 # read enough after some twenty tokens for each of its parameters.
 _PASSES = 20
 _TOKENS_PER_PARAMETER = 20
 _FEWEST_STEPS = 150
+# A text that is read more often is learnt by heart unless weights decay so fast; one that is read
+# six times is learnt worse with it (measured: docs/quick-start.md).
+_FEW_PASSES = 10
+_DECAY_OF_MANY = 1.0
 _SHORTEST = 16
 
 
@@ -89,3 +94,12 @@ def settings_for_text(task: Books, size: TextSize, given: Mapping[str, Any]) -> 
         "evaluation_sequences": 64,
         "test_sequences": 256,
     }
+
+
+def weight_decay_for(passes: float) -> float:
+    """The weight decay for a text that is read so often.
+
+    >>> weight_decay_for(1), weight_decay_for(20)
+    (0.1, 1.0)
+    """
+    return TrainingConfig.weight_decay if passes <= _FEW_PASSES else _DECAY_OF_MANY
