@@ -1,7 +1,8 @@
 """Where processes that work side by side come from: forks of one that has loaded what they need.
 
 To load a model's packages takes as long as many a cell; this way it is done once, and while the
-command itself still loads its own. It is a file of its own because it must be there before torch.
+command itself still loads its own. Also what each does with the memory it frees, and when it ends.
+It is a file of its own because it must be there before torch.
 """
 
 import ctypes

@@ -419,10 +419,7 @@ def _announce(
     piece = config.batch_size // (config.accumulation * found.processes)
     parts = f" in {config.accumulation} pieces" if config.accumulation > 1 else ""
     read = found.steps * config.batch_size * task.length
-    decay = f"weight decay {config.weight_decay:g}"
-    passes = (
-        f", {read / task.characters('train'):,.1f} passes over the text, " if task.text else ", "
-    )
+    often = [f"{read / task.characters('train'):,.1f} passes over the text"] if task.text else []
     wanted = in_words(found.time(left))
     wanted = wanted if wanted.startswith("under") else f"about {wanted}"
     lines = {
@@ -430,8 +427,14 @@ def _announce(
         + (f", {found.processes} processes" if found.processes > 1 else ""),
         "model": f"{name}{found.parameters:,} parameters: {shape.num_hidden_layers} layers of "
         f"{shape.hidden_size}, memory {shape.memory_in_words()}",
-        "training": f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
-        f"{'bytes' if task.text else 'tokens'}{parts}{passes}{decay}",
+        "training": ", ".join(
+            [
+                f"{found.steps:,} steps of {config.batch_size} x {task.length:,} "
+                f"{'bytes' if task.text else 'tokens'}{parts}",
+                *often,
+                f"weight decay {config.weight_decay:g}",
+            ]
+        ),
         "memory": f"about {_bytes(found.memory(piece))} of {_bytes(found.free)} that are free",
         "time": f"{wanted}, {found.seconds:.2g} s a step"
         + (f", for the {left:,} steps to come" if done else ""),
