@@ -27,8 +27,10 @@ from vort.lab.experiments.search import (
     PLANNED,
     RATES,
     SEED,
+    Choice,
     RowSearch,
     append,
+    choice_of,
     chosen_in,
     collect,
     known_scores,
@@ -247,6 +249,33 @@ def test_rates_that_are_named_are_tried_in_full_and_what_lies_beyond_them() -> N
     assert decays == {(searched("pilot/mixture", "paper") or {})["horizon"]}
 
 
+def test_with_several_seeds_every_setting_has_a_trial_on_each_and_their_mean_decides() -> None:
+    (search,) = row_searches(PILOT, "paper", ["vort"], rates=RATES[2:5], seeds=3)
+    (single,) = row_searches(PILOT, "paper", ["vort"], rates=RATES[2:5])
+    assert search.planned() == 9
+
+    def bits(cell: Cell) -> float:
+        # The first seed alone likes the highest rate.
+        best = RATES[4] if cell.seed == SEED else RATES[3]
+        return abs(log(rate(cell) / best))
+
+    cells = walk(search, bits)
+    assert {(rate(cell), cell.seed) for cell in cells} == {
+        (each, SEED + n) for each in RATES[2:5] for n in range(3)
+    }
+    assert all(cell.task["seed"] == cell.seed for cell in cells)
+    # What one seed has done is not done again.
+    assert {c.fingerprint for c in single.next({})} < {c.fingerprint for c in cells}
+    assert RATES[5] in {rate(cell) for cell in walk(single, bits)}
+    # Beyond an edge there are as many; one trial that breaks down takes its rate out.
+    further = walk(search, lambda cell: 1 / rate(cell))
+    assert sum(rate(cell) == RATES[5] for cell in further) == 3
+    broken = walk(
+        search, lambda c: None if (rate(c), c.seed) == (RATES[4], SEED + 2) else 1 / rate(c)
+    )
+    assert max(map(rate, broken)) == RATES[4]
+
+
 def test_a_decay_at_its_edge_is_searched_further_too() -> None:
     cells = walk(of_row("exponential"), lambda cell: cell.config["exponential_rate"])
     rates = sorted({cell.config["exponential_rate"] for cell in of_stage(cells, 1)})
@@ -304,6 +333,26 @@ def test_the_deepest_stage_decides_and_within_it_the_lowest_bits() -> None:
     # A row that was defined anew counts as it was defined last.
     lines.append(at(1, 8.0, 3.0, of="b"))
     assert searched("pilot/vort", "paper", lines) == {"learning_rate": 8.0}
+
+
+def test_the_lowest_mean_of_those_tried_on_most_seeds_wins() -> None:
+    def at(learning_rate: float, seed: int, score: float | None) -> Any:
+        place = {"size": "paper", "experiment": "pilot", "row": "vort", "of": "a", "steps": 7}
+        what = {"stage": 3, "settings": {"learning_rate": learning_rate}, "seed": seed}
+        return {**place, **what, "score": score}
+
+    once = [at(1.0, 100, 0.5), at(2.0, 100, 0.1), at(3.0, 100, 0.2), at(4.0, 100, 0.3)]
+    assert searched("pilot/vort", "paper", once) == {"learning_rate": 2.0}
+    lines = [*once, at(2.0, 101, 0.9), at(3.0, 101, 0.4)]
+    assert searched("pilot/vort", "paper", lines) == {"learning_rate": 3.0}
+    # Held against those of as many seeds: 1 and 4 say nothing of the second.
+    assert choice_of("pilot/vort", "paper", lines) == Choice(3, 6, 7, True, 2)
+    lines += [at(1.0, 101, 0.6), at(4.0, 101, None)]
+    assert choice_of("pilot/vort", "paper", lines) == Choice(3, 8, 7, False, 2)
+    # What breaks down on a third seed leaves the choice to those with two.
+    lines += [at(3.0, 102, None)]
+    assert searched("pilot/vort", "paper", lines) == {"learning_rate": 2.0}
+    assert choice_of("pilot/vort", "paper", lines) == Choice(3, 9, 7, False, 2)
 
 
 def test_what_was_given_up_is_kept_and_never_taken() -> None:

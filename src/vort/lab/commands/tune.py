@@ -39,6 +39,10 @@ def tune(
             help="Learning rates, separated by commas, to try in full; no stage before then."
         ),
     ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(help="Trials of each setting, a seed each; their mean counts.", min=1),
+    ] = 1,
     workers: Annotated[int | None, typer.Option(help="Trials side by side.")] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Begin no trial that would not be over by then.")
@@ -56,7 +60,8 @@ def tune(
 ) -> None:
     """Search settings on validation data: many short trials, the best for longer.
 
-    Every row has the same number of trials of the same lengths, on seed 100, which no table uses.
+    Every row has the same number of trials of the same lengths, on seed 100 (and those after it,
+    with --seeds), which no table uses.
     A finished trial is never done again, and the same command goes on after an interruption.
     `--collect DIR` adds what DIR has to trials.jsonl, which tables take their settings from.
     """
@@ -79,7 +84,7 @@ def tune(
     known = [table.name for table in EXPERIMENTS.values() if table.searchable]
     check_choice("experiment", experiment, known)
     table = EXPERIMENTS[str(experiment)]
-    searches = row_searches(table, size, names, share, books_of(data), in_full)
+    searches = row_searches(table, size, names, share, books_of(data), in_full, seeds)
     if not searches:
         nothing = " ".join(table.summarise([], size).notes)
         raise typer.BadParameter(f"{experiment} has no cells to tune at --scale {size}. {nothing}")

@@ -97,6 +97,12 @@ def _short_of_a_search(records: Sequence[Record], label: Callable[[str], str]) -
             kinds.setdefault(trials, []).append(row)
         said += " Chosen by short trials, none of them of full length. "
         said += " ".join(f"{trials}: {names(chosen)}." for trials, chosen in kinds.items())
+    several: dict[int, list[str]] = {}
+    for row, choice in choices.items():
+        if choice.seeds > 1:
+            several.setdefault(choice.seeds, []).append(row)
+    for seeds, chosen in several.items():
+        said += f" The lowest mean over {seeds} seeds: {names(chosen)}."
     edge = [row for row, choice in choices.items() if choice.at_edge]
     if edge:
         said += f" At the edge of the rates that were tried at that length: {names(edge)}."

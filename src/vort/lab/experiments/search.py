@@ -5,8 +5,9 @@ stage 3 the best two for all of it; the lowest bits on the validation split win.
 between 3e-4 and 1e-2; a row with a decay of its own to choose spends some of its seven trials on
 that. Where the best of a stage lies at the edge of what its row has tried, the value beyond is
 tried in that stage too, and the one beyond that; at full length a learning rate is at the edge
-until the next one on either side was tried at that length, since short trials favour others. The
-seed is one of no table, and no test split is seen.
+until the next one on either side was tried at that length, since short trials favour others. Seeds
+are of no table, and no test split is seen. One seed is enough where rates differ by more than seeds
+do; where they do not, whole trials at named rates have several, and the lowest mean wins.
 
 All that was ever tried is in `trials.jsonl`, a line each; it only grows, and the best settings
 follow from it. `vort tune` makes trials, `vort tune --collect` takes them up.
@@ -56,7 +57,8 @@ Settings = dict[str, Any]
 Scores = Mapping[str, float | None]
 
 FILE = Path(__file__).with_name("trials.jsonl")
-# Of no table, so that a setting is not chosen for the weights and data it is then judged with.
+# Of no table, so that a setting is not chosen for the weights and data it is then judged with; of
+# several, the first.
 SEED = 100
 RATIO = (1e-2 / 3e-4) ** (1 / 6)
 RATES = tuple(float(f"{3e-4 * RATIO**step:.1e}") for step in range(7))
@@ -142,13 +144,15 @@ class Choice:
         stage: of the search, that it was the best of; 0: of the earlier search.
         trials: how many the row had there.
         steps: of each of them.
-        at_edge: whether no larger one, or no smaller one, was tried there.
+        at_edge: whether no larger one, or no smaller one, was tried there, on as many seeds.
+        seeds: on how many each setting was tried that could be chosen.
     """
 
     stage: int
     trials: int
     steps: int
     at_edge: bool
+    seeds: int = 1
 
 
 def choice_of(search: str, size: Size, lines: Sequence[Line] | None = None) -> Choice | None:
@@ -158,17 +162,44 @@ def choice_of(search: str, size: Size, lines: Sequence[Line] | None = None) -> C
     if best is None:
         return None
     tried = _deepest(search, size, lines, best.get("stage"))
-    rates = [line["settings"]["learning_rate"] for line in tried]
+    members = _by_settings(tried)
+    seeds = len(_seeds(next(own for own in members if best in own)))
+    # One that broke down was tried, on however few.
+    known = [own for own in members if len(_seeds(own)) >= seeds or not all(map(_scored, own))]
+    rates = [own[0]["settings"]["learning_rate"] for own in known]
     at_edge = best["settings"]["learning_rate"] in (min(rates), max(rates))
-    return Choice(best.get("stage") or 0, len(tried), best.get("steps") or 0, at_edge)
+    return Choice(best.get("stage") or 0, len(tried), best.get("steps") or 0, at_edge, seeds)
 
 
 def _best(search: str, size: Size, lines: Iterable[Line]) -> Line | None:
+    """The first trial of the best settings: of those tried on most seeds, with the lowest mean.
+
+    A mean over fewer says something of other seeds than a mean over all.
+    """
     lines = list(lines)
     staged = _deepest(search, size, lines)
-    # A trial that broke down has no score and cannot win.
-    finished = [line for line in staged or _deepest(search, size, lines, None) if _scored(line)]
-    return min(finished, key=lambda line: float(line["score"]), default=None)
+    members = _by_settings(staged or _deepest(search, size, lines, None))
+    # What broke down on any seed has no score and cannot win.
+    finished = [own for own in members if all(map(_scored, own))]
+    most = max((len(_seeds(own)) for own in finished), default=0)
+
+    def mean(own: Sequence[Line]) -> float:
+        return sum(float(line["score"]) for line in own) / len(own)
+
+    held = [own for own in finished if len(_seeds(own)) == most]
+    return min(held, key=mean)[0] if held else None
+
+
+def _by_settings(lines: Iterable[Line]) -> list[list[Line]]:
+    """Trials that differ by their seed alone."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(json.dumps(line["settings"], sort_keys=True), []).append(line)
+    return list(found.values())
+
+
+def _seeds(lines: Iterable[Line]) -> set[object]:
+    return {line.get("seed") for line in lines}
 
 
 def _deepest(search: str, size: Size, lines: Iterable[Line], stage: int | None = -1) -> list[Line]:
@@ -262,12 +293,14 @@ class RowSearch:
         share: of a run, in stage 1.
         rates: learning rates to try for all of a run, and what lies beyond them, whatever shorter
             trials say; where there are any, the stages before are left out.
+        seeds: how many trials each setting has; their mean is what it came to.
     """
 
     experiment: Experiment
     cell: Cell
     share: float = 1 / 16
     rates: tuple[float, ...] = ()
+    seeds: int = 1
 
     @property
     def row(self) -> str:
@@ -276,7 +309,7 @@ class RowSearch:
 
     def planned(self, stages: int = FULL) -> int:
         """How many trials there are at least."""
-        return len(self.rates) or sum(PLANNED[:stages])
+        return self.seeds * (len(self.rates) or sum(PLANNED[:stages]))
 
     def next(self, scores: Scores, stages: int = FULL) -> list[Cell]:
         """The trials to do now; none where the search is over, or nothing came to an end.
@@ -318,13 +351,13 @@ class RowSearch:
         tried: in the stages before.
         """
         missing = self._missing(stage, settings, scores)
-        done = len(settings) - len(missing)
+        done = self.seeds * len(settings) - len(missing)
         for number in range(1, _BEYOND + 1):
             further = [] if missing else self._beyond(stage, settings, tried, scores)
             if not further:
                 break
             missing = self._missing(stage, further, scores, number)
-            done += len(further) - len(missing)
+            done += self.seeds * len(further) - len(missing)
             settings = [*settings, *further]
         return settings, done, missing
 
@@ -335,8 +368,10 @@ class RowSearch:
         decay = {} if axis is None else {axis.name: own.get(axis.name, axis.start)}
         return {"learning_rate": rate, **decay}
 
-    def trial(self, stage: int, settings: Mapping[str, Any], beyond: int = 0) -> Cell:
-        """The cell of a trial: shortened, on the search's seed, its test split left alone.
+    def trial(
+        self, stage: int, settings: Mapping[str, Any], beyond: int = 0, seed: int = SEED
+    ) -> Cell:
+        """The cell of a trial: shortened, on a seed of the search, its test split left alone.
 
         beyond: its number among those of its stage beyond an edge; 0: it is one of the plan.
         """
@@ -346,8 +381,8 @@ class RowSearch:
         words = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
         return replace(
             cell,
-            seed=SEED,
-            task={**cell.task, "seed": SEED},
+            seed=seed,
+            task={**cell.task, "seed": seed},
             config={**cell.config, **own},
             training=training,
             after={},
@@ -375,11 +410,17 @@ class RowSearch:
     def _missing(
         self, stage: int, settings: Iterable[Settings], scores: Scores, beyond: int = 0
     ) -> list[Cell]:
-        cells = [self.trial(stage, each, beyond) for each in settings]
+        settings = list(settings)
+        seeds = range(SEED, SEED + self.seeds)
+        cells = [self.trial(stage, each, beyond, seed) for seed in seeds for each in settings]
         return [cell for cell in cells if cell.fingerprint not in scores]
 
     def _score(self, stage: int, settings: Settings, scores: Scores) -> float | None:
-        return scores.get(self.trial(stage, settings).fingerprint)
+        """The mean over seeds; None where a trial has none."""
+        seeds = range(SEED, SEED + self.seeds)
+        found = [scores.get(self.trial(stage, settings, seed=s).fingerprint) for s in seeds]
+        known = [score for score in found if score is not None]
+        return sum(known) / len(known) if len(known) == len(found) else None
 
     def _ranked(self, stage: int, settings: Iterable[Settings], scores: Scores) -> list[Settings]:
         """The best first; those that broke down are left out."""
@@ -432,6 +473,7 @@ def row_searches(
     share: float = 1 / 16,
     data: Path | None = None,
     rates: Sequence[float] = (),
+    seeds: int = 1,
 ) -> list[RowSearch]:
     """The search of every row of an experiment, or of those named, in the table's order."""
     if not 0 < share <= _LATER[0]:
@@ -444,7 +486,7 @@ def row_searches(
         known = ", ".join(firsts) or "none, for want of cells"
         raise ValueError(f"rows must be of {known}, got {', '.join(sorted(unknown))}")
     chosen = [cell for name, cell in firsts.items() if rows is None or name in rows]
-    return [RowSearch(experiment, cell, share, tuple(rates)) for cell in chosen]
+    return [RowSearch(experiment, cell, share, tuple(rates), seeds) for cell in chosen]
 
 
 def line_of(record: Record) -> Settings:
