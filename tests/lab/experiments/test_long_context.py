@@ -18,7 +18,7 @@ from vort.lab.experiments.needles import long_config
 from vort.lab.experiments.origins import history_sheet
 from vort.lab.experiments.run import run_cell
 from vort.lab.experiments.scan_babi import PUBLISHED, PUBLISHED_MEANS, _right
-from vort.lab.experiments.search import chosen_in
+from vort.lab.experiments.search import choice_of, chosen_in, searched
 from vort.lab.experiments.summary import summarise
 from vort.lab.tasks import IGNORED, Books, MultiNeedle, Ruler, Task
 from vort.lab.training import TrainingConfig
@@ -226,12 +226,19 @@ def tiny_cell(**changes: Any) -> Cell:
     )
 
 
-def test_all_rows_of_needles_are_trained_as_long_at_rates_that_stay_searched() -> None:
+def test_all_rows_of_needles_are_trained_as_long_at_rates_that_whole_trials_chose() -> None:
     cells = EXPERIMENTS["needles"].cells("paper", None)
     assert {cell.training["steps"] for cell in cells} == {6000}
     rates = {cell.model: (cell.training["learning_rate"], cell.search) for cell in cells}
-    assert rates["vort"] == (0.00097, "needles/vort")
-    assert chosen_in("needles/vort", "paper") == "stage 1"
+    # Of 500 steps, most of which nothing is learned in, other rates had been the best.
+    in_full = [row for row in rates if chosen_in(f"needles/{row}", "paper") == "stage 3"]
+    assert set(in_full) >= {"vort", "vort_free", "mixture_rates_gated", "gla"}
+    for row in in_full:
+        choice = choice_of(f"needles/{row}", "paper")
+        assert choice is not None
+        assert choice.steps == 6000
+        found = searched(f"needles/{row}", "paper") or {}
+        assert rates[row] == (found["learning_rate"], f"needles/{row}")
     # RULER trains as before, and so does laptop size.
     assert {cell.training["steps"] for cell in EXPERIMENTS["ruler"].cells("paper", None)} == {3000}
     laptop = EXPERIMENTS["needles"].cells("laptop", None)
