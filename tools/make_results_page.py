@@ -45,13 +45,14 @@ training) makes cells and rows of their own.
 Learning rates and decays are searched in stages (`vort tune`): seven short trials, the best three
 at a quarter of a run, the best two at full length; where the best lies at the edge of what a row
 has tried, the value beyond is tried too, and at full length a rate has both its neighbours tried.
-The lowest bits on validation data of seed 100 win, a seed that no table uses. All trials, and those
-of earlier searches, are in `src/vort/lab/experiments/trials.jsonl`, which only grows. So it was
-done, for every row, in the paper's tables: pilot, label copy, pg19. Elsewhere the search is not
-complete, or there was none, and the notes of a table say so row by row: whose rates come from short
-trials alone, how many there were, and whose lie at the edge of what was tried. Ideas for VORT
-itself were tried beside these searches ([on validation books](experiments.md), and some on the
-pilot); rivals had no such trials, and got of what came out what they can have.
+The lowest bits on validation data of seed 100 win, or the lowest mean over seeds from 100 on where
+a note names several; no table uses them. All trials, and those of earlier searches, are in
+`src/vort/lab/experiments/trials.jsonl`, which only grows. So it was done, for every row, in the
+paper's tables: pilot, label copy, pg19. Elsewhere the search is not complete, or there was none,
+and the notes of a table say so row by row: whose rates come from short trials alone, how many there
+were, and whose lie at the edge of what was tried. Ideas for VORT itself were tried beside these
+searches ([on validation books](experiments.md), and some on the pilot); rivals had no such trials,
+and got of what came out what they can have.
 
 Models of a table have equally many parameters. Accuracy is in percent; intervals are 95 %,
 Student's t over seeds, and differences between models are taken seed by seed. Results of one seed
