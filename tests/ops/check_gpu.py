@@ -32,7 +32,7 @@ from tests.ops.feature_maps import cases as maps  # noqa: E402
 from tests.ops.gated import cases as gated  # noqa: E402
 from tests.ops.linear.cases import CHECKS as PRODUCTS  # noqa: E402
 from tests.ops.local_attention import fused as local  # noqa: E402
-from tests.ops.mixing.cases import difference  # noqa: E402
+from tests.ops.mixing.cases import difference, dots_errors  # noqa: E402
 from tests.ops.order_weights import cases as orders  # noqa: E402
 from tests.ops.retention.fused import (  # noqa: E402
     GPU_CASES,
@@ -47,7 +47,8 @@ from tests.ops.short_convolution import cases as heads  # noqa: E402
 from vort.lab.report.provenance import plain_command  # noqa: E402
 
 BOUNDS = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
-CHECKS = PRODUCTS | GPU_CHECKS | {"a layer at once is its ops": difference}
+LAYERS = {"a layer at once is its ops": difference, "sums left for the window": dots_errors}
+CHECKS = PRODUCTS | GPU_CHECKS | LAYERS
 COMPILED = {
     "torch.compile retention": compiled_difference,
     "torch.compile local attention": local.compiled_difference,

@@ -110,6 +110,25 @@ def test_kernels_of_unequal_heads_compile_without_fault() -> None:
         assert not code.taken_apart(), name
 
 
+@needs_triton
+@pytest.mark.parametrize("length", [512, 300])
+def test_queries_that_meet_half_blocks_compile_without_fault(length: int) -> None:
+    """With full spans alone and with others, in the registers that let three programs run."""
+    import torch
+
+    from tests.ops.machine_code import compiled, recorded
+    from tests.ops.retention.fused import Case, relative_errors
+
+    case = Case(length=length, key_dim=64, value_dim=64, num_scales=8, heads=1, rates=False)
+    with recorded() as found:
+        relative_errors(case, torch.bfloat16, "cpu", 0)
+    launch = next(launch for launch in found if launch.kernel == "lean_query_kernel")
+    assert launch.tile.registers == 168
+    code = compiled(launch)
+    assert code.faults() == []
+    assert not code.taken_apart()
+
+
 @pytest.mark.slow
 @needs_triton
 def test_every_kernel_of_the_gpu_cases_compiles_without_fault() -> None:

@@ -141,7 +141,10 @@ class PowerLawBasis:
         return _weights(value, self._tensors(value.device, value.dtype)[1])
 
     def polynomials_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """`polynomials` as a tensor `[S, degree + 1]` on a device, kept there for the next call."""
+        """`polynomials` as a tensor `[S, degree + 1]` on a device, kept there for the next call.
+
+        Its columns are dense, as kernels read them: all scales' coefficients of one power.
+        """
         return self._tensors(device, dtype)[1]
 
     def kernel(self, order: Any, lags: Any) -> Tensor:
@@ -215,7 +218,7 @@ class PowerLawBasis:
         with torch.inference_mode(False):
             made = (
                 torch.from_numpy(self.rates.copy()).to(device, dtype),
-                torch.from_numpy(self.polynomials.copy()).to(device, dtype),
+                torch.from_numpy(self.polynomials.T.copy()).to(device, dtype).T,
                 torch.from_numpy(-self.rates).to(device, dtype),
             )
         # An export sees tensors without numbers: nothing for the next call.

@@ -17,9 +17,15 @@ from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.folds import folded_together
 from vort.ops.gpu.together import Together
 from vort.ops.linear import MOST
-from vort.ops.linear.triton import NormInputs, ProductInputs, gated_norm_op, products_op
+from vort.ops.linear.triton import (
+    NormInputs,
+    ProductInputs,
+    gated_norm_back,
+    gated_norm_op,
+    products_op,
+)
 from vort.ops.local_attention.block import Inputs as NearInputs
-from vort.ops.local_attention.triton.attention import attend_op
+from vort.ops.local_attention.triton.attention import attend_back, attend_op, room_for_dots
 from vort.ops.order_weights.triton import RoutingInputs, routing_op
 from vort.ops.retention.inputs import Inputs as RetentionInputs
 from vort.ops.retention.triton.op import retention_op
@@ -173,11 +179,12 @@ class _Kept(NamedTuple):
     states: Tensor | None
     state_sums: Tensor | None
     wanted: Tensor | None
+    joined: Tensor | None
 
 
 def _forward(inputs: LayerInputs) -> Tensors:
     found: Some = products_op.forward(inputs.products())
-    total, projected, gate = found[0], found[2], None
+    total, projected, gate, joined = found[0], found[2], None, found[-1]
     if inputs.gate_weight is None:
         logits = found[3]
     else:
@@ -192,7 +199,7 @@ def _forward(inputs: LayerInputs) -> Tensors:
     o, _, _, *kept = retention_op.forward(inputs.retention(q, k, v, write, read))
     (y,) = gated_norm_op.forward(inputs.ending(o, near, gate))  # type: ignore[arg-type]
     heads = (projected, gate, logits, q, k, v, taps, near, entropy, sums, write, read)
-    return total, y, order, *heads, o, *kept
+    return total, y, order, *heads, o, *kept, joined
 
 
 @folded_together()
@@ -200,8 +207,12 @@ def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool
     dtotal, dy, dorder = grads
     c = _Kept._make(kept)
     dy = torch.zeros_like(c.total, dtype=inputs.dtype) if dy is None else dy
-    do, dnear, dgate, dout_norm, dout_weight = gated_norm_op.backward(
-        inputs.ending(c.found, c.near, c.gate), (), (dy,), ()
+    dots = None
+    if c.near is not None and c.sums is not None:
+        # v stands for q and k, which are of its shape and are not there yet
+        dots = room_for_dots(inputs.near(c.v, c.v, c.v), c.sums)
+    do, dnear, dgate, dout_norm, dout_weight = gated_norm_back(
+        inputs.ending(c.found, c.near, c.gate), (), (dy,), (), dots
     )
     dq, dk, dv, dwrite, _, dread, _, _ = retention_op.backward(
         inputs.retention(c.q, c.k, c.v, c.write, c.read),
@@ -219,13 +230,13 @@ def _backward(inputs: LayerInputs, kept: Some, grads: Some, needs: Sequence[bool
         turned_q, turned_k = turned_again(heads, c.taps)
         near = inputs.near(turned_q, turned_k, c.v)
         came = (dnear, dentropy)
-        dturned = list(attend_op.backward(near, (c.near, c.entropy, c.sums), came, ()))
+        dturned = list(attend_back(near, (c.near, c.entropy, c.sums), came, (), dots))
     dprojected, dconv, *dheads = heads_op.backward(
         heads, (c.q, c.k, c.taps), (dq, dk, dv, *dturned), ()
     )
     parts = [x for x in (dprojected, dgate, dlogits) if x is not None]
     dx, ddelta, dnorm, *dweights = products_op.backward(
-        inputs.products(), (c.total,), (dtotal, None, *parts), ()
+        inputs.products(), (c.total, c.joined), (dtotal, None, *parts), ()
     )
     left = iter(dweights)
     weights = (*inputs.heads_weights, inputs.gate_weight, *inputs.logits_weights)

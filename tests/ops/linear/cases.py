@@ -167,7 +167,8 @@ def cross_entropy(
 
     normal = random(device, WIDER[dtype] if wide else dtype, seed)
     errors = {}
-    for size in (33,) if wide else (33, 5000):
+    # odd ones, of which one takes two turns, and one of whole runs of eight
+    for size in (33,) if wide else (33, 5000, 8195):
         targets = torch.randint(0, size, (300,), generator=torch.Generator().manual_seed(seed))
         targets[::7] = -100
         targets = targets.to(device)
@@ -286,6 +287,8 @@ CHECKS: dict[str, Check] = {
     "cross_entropy under autocast": partial(cross_entropy, wide=True),
     "routing": _routing(3, True, True, 4),
     "routing without more": _routing(2, True, True, 0),
+    "routing of 13 heads": _routing(13, True, True, 20),
+    "routing of much more": _routing(3, True, False, 40),
     "routing without gate": _routing(4, False, True, 4),
     "routing without read": _routing(2, True, False, 1),
     "routing with a gain": _routing(3, True, True, 4, gains=1),

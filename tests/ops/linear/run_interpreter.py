@@ -27,6 +27,67 @@ def obeys_torch_library() -> None:
     torch.library.opcheck(torch.ops.vort.linear_cross_entropy.default, tuple(inputs))
 
 
+def a_loss_without_gradient_is_that_with_one() -> None:
+    from vort.ops.linear import triton
+
+    x, targets = torch.randn(9, 12), torch.tensor([0, 32, -100, 2, 3, 8, -100, 31, 7])
+    for size in (33, 40):
+        weight = torch.randn(size, 12, requires_grad=True)
+        loss = triton.cross_entropy_fused(x, weight, targets, -100)
+        with torch.no_grad():
+            assert torch.equal(triton.cross_entropy_fused(x, weight, targets, -100), loss)
+        ignored = triton.cross_entropy_fused(x, weight, torch.full((9,), -100), -100)
+        (grad,) = torch.autograd.grad(ignored, weight)
+        assert ignored == 0
+        assert not grad.any()
+
+
+def a_target_that_is_none_changes_no_other_row() -> None:
+    """Nobody looks at targets on a GPU."""
+    from vort.ops.linear import triton
+
+    x, weight = torch.randn(3, 12, requires_grad=True), torch.randn(40, 12)
+    found = []
+    for wrong in (40, 5):
+        loss = triton.cross_entropy_fused(x, weight, torch.tensor([4, wrong, 6]), -100)
+        found.append(torch.autograd.grad(loss, x)[0][[0, 2]])
+    assert torch.equal(*found)
+
+
+def weights_are_joined_by_one_kernel_where_it_can() -> None:
+    from vort.ops.linear import triton
+
+    wide = torch.randn(37, 48)
+    joined = [
+        [wide[:, :32], torch.randn(5, 32), torch.randn(300, 32)],
+        [wide[:, 5:38], torch.randn(1, 33)],
+        [torch.randn(3 + i, 20) for i in range(8)],
+        [torch.randn(2, 8192)] * 2,
+    ]
+    left = [
+        [torch.randn(2, 8193)] * 2,
+        [torch.randn(3, 20)] * 9,
+        [torch.randn(3, 20), torch.randn(3, 20).double()],
+        [torch.randn(20, 3).T, torch.randn(4, 20)],
+        [torch.randn(3, 20)],
+    ]
+    for cases, calls in ((joined, 1), (left, 0)):
+        for weights in cases:
+            with mock.patch.object(triton, "launch", wraps=triton.launch) as launched:
+                found = triton._joined(weights, torch.float32)
+            assert torch.equal(found, torch.cat(weights).float())
+            assert launched.call_count == calls
+
+
+def joined_weights_are_joined_once() -> None:
+    """The backward finds what the forward has joined, where gradients come together."""
+    from vort.ops.linear import triton
+
+    with mock.patch.object(triton, "_joined", wraps=triton._joined) as joined:
+        _block(True, {"num_scales": 6, "output_gate": True, "use_entity": True}, 33)
+    assert joined.call_count == 2  # of attention, and of the MLP
+
+
 def a_layer_of_kernels_equals_one_without() -> None:
     """Output, gradients, states and steps in place of a whole layer, through every fused part."""
     outputs, gradients, steps = zip(*(_layer(fused) for fused in (True, False)), strict=True)

@@ -1,4 +1,7 @@
-"""A layer as one function against the same layer op by op: the same launches, hence equal bits."""
+"""A layer as one function against the same layer op by op: the same launches, hence equal bits.
+
+But for a sum that the window's backward finds made, by another kernel: that is checked apart.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -34,6 +37,7 @@ def layer_results(
     given: dict[str, Tensor] | None = None,
     lowered: torch.dtype | None = None,
     autocast: AbstractContextManager[Any] | None = None,
+    length: int = 7,
 ) -> tuple[dict[str, Tensor], bool]:
     """Outputs and gradients of a layer after a norm, and whether it was one function.
 
@@ -47,7 +51,7 @@ def layer_results(
     with torch.no_grad():
         for p in (*layer.parameters(), *norm.parameters()):
             p.add_(0.1 * torch.randn(p.shape).to(p))
-    x, delta, *back = (torch.randn(1, 7, 32).to(device, dtype) for _ in range(4))
+    x, delta, *back = (torch.randn(1, length, 32).to(device, dtype) for _ in range(4))
     delta = delta.to(lowered or dtype)
     x.requires_grad_()
     delta.requires_grad_()
@@ -79,6 +83,8 @@ def difference(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
 
     With float32 weights also under autocast.
     """
+    from vort.ops import mixing
+
     cases: dict[str, tuple[dict[str, Any], torch.dtype | None]]
     cases = {name: (changes, None) for name, changes in CASES.items()}
     if device == "cuda" and dtype == torch.float32:
@@ -89,9 +95,64 @@ def difference(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
         for at_once in (True, False):
             around = None if lowered is None else torch.autocast("cuda", lowered)
             options: dict[str, Any] = {"lowered": lowered, "autocast": around}
-            found.append(layer_results(changes, dtype, device, seed, at_once=at_once, **options))
+            with mock.patch.object(mixing, "room_for_dots", return_value=None):
+                results = layer_results(changes, dtype, device, seed, at_once=at_once, **options)
+            found.append(results)
         (got, taken), (wanted, other) = found
         for n, x in wanted.items():
             share = (got[n] != x).double().mean().item()
             errors[f"{name}: {n}"] = share if taken and not other else float("nan")
+    return errors
+
+
+def dots_errors(dtype: torch.dtype, device: str, seed: int) -> dict[str, float]:
+    """do·o as the heads' norm leaves it, and gradients of a window made of it or of o.
+
+    NaN where there is no room for it though there should be, or the other way around.
+    """
+    from vort.ops.custom import Some
+    from vort.ops.linear.triton import NormInputs, gated_norm_back
+    from vort.ops.local_attention.block import Inputs
+    from vort.ops.local_attention.triton.attention import (
+        WALKS,
+        attend_back,
+        attend_op,
+        room_for_dots,
+    )
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    begins = torch.tensor([0] * 33 + [33] * 40 + [73] * 27, device=device)
+    errors = {}
+    for name, batch, length, heads, dim, window, start in (
+        ("one block", 1, 20, 1, 16, 7, None),
+        ("some blocks", 2, 150, 3, 20, 65, None),
+        ("packed", 1, 100, 2, 16, 40, begins),
+        ("far", 1, 300, 1, 16, 290, None),
+    ):
+        q, k, v, found = (normal(batch, length, heads, dim) for _ in range(4))
+        inputs = Inputs(q, k, v, start, None, window, dim**-0.5, True)
+        kept: Some = attend_op.forward(inputs)
+        near, room = kept[0], room_for_dots(inputs, kept[2])
+        if (room is None) != (name == "far" or dtype not in WALKS):
+            return {f"{name}: room": float("nan")}
+        gate, norm = normal(batch, length, heads * dim), normal(dim)
+        ending = NormInputs(found, near, gate, norm, normal(24, heads * dim), 1e-6)
+        dy, dentropy = normal(batch, length, 24), normal(batch, length, heads).float()
+        plain = gated_norm_back(ending, (), (dy,), ())
+        left = gated_norm_back(ending, (), (dy,), (), room)
+        names = ("dx", "dother", "dgate", "dnorm", "dweight")
+        pairs = dict(zip(names, zip(left, plain, strict=True), strict=True))
+        do = left[1]
+        if room is not None:
+            dots = (do.double() * near.double()).sum(-1).transpose(1, 2)
+            pairs["dots"] = room[..., :length], dots
+        ways = (attend_back(inputs, kept, (do, dentropy), (), way) for way in (room, None))
+        pairs |= dict(zip(("dq", "dk", "dv"), zip(*ways, strict=True), strict=True))
+        for part, (got, wanted) in pairs.items():
+            error = (got.double() - wanted.double()).norm() / wanted.double().norm()
+            errors[f"{name}: {part}"] = error.item()
     return errors

@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 
 from tests.ops.interpreter import check_claim, kernels_everywhere
-from tests.ops.mixing.cases import CASES, SIZES, difference, layer_results
+from tests.ops.mixing.cases import CASES, SIZES, difference, dots_errors, layer_results
 
 
 def a_layer_at_once_is_its_ops_to_the_bit() -> None:
@@ -46,6 +46,17 @@ def sums_together_are_those_alone() -> None:
     for x, got, wanted in zip(sums, found, alone, strict=True):
         assert torch.equal(got, wanted)
         torch.testing.assert_close(got.double(), x.double().sum(0), rtol=1e-5, atol=1e-5)
+
+
+def sums_of_few_rows_and_of_many_are_exact() -> None:
+    """Around the number of rows that are few, and columns that a program has of those."""
+    from vort.ops.gpu import folds
+
+    for rows in (1, folds.FEW, folds.FEW + 1, folds.ROWS + 1):
+        for width in (1, 7, folds.BROAD, 2 * folds.BROAD + 4):
+            x = torch.randn(rows, width)
+            got, wanted = folds.fold(x, torch.float32), x.double().sum(0)
+            assert (got - wanted).norm() <= 1e-6 * x.norm(), (rows, width)
 
 
 def a_backward_adds_up_in_one_launch() -> None:
@@ -111,6 +122,50 @@ def packed_sequences_at_once_are_those_apart() -> None:
     assert taken
     for name, x in wanted.items():
         assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, name
+
+
+def sums_left_for_the_window_are_those_it_would_make() -> None:
+    with _walks_in_float32():
+        errors = dots_errors(torch.float32, "cpu", 0)
+    assert len(errors) == 4 * 8 + 3
+    assert all(error <= 2e-6 for error in errors.values()), errors
+
+
+def the_window_of_a_layer_reads_its_output_no_more() -> None:
+    """And gradients are those without kernels: of some blocks, packed, and without a window."""
+    from vort.ops.local_attention.triton import attention, walk
+
+    bounds = {"cu_seqlens": torch.tensor([0, 3, 3, 50, 70])}
+    for window, given, length in ((40, None, 97), (5, bounds, 70), (0, None, 7)):
+        changes, found, launched = {"sliding_window": window}, [], mock.Mock(wraps=attention.launch)
+        for kernels in (True, False):
+            with (
+                kernels_everywhere(kernels),
+                _walks_in_float32(),
+                mock.patch.object(attention, "launch", launched),
+            ):
+                options: dict[str, Any] = {"at_once": kernels, "given": given, "length": length}
+                found.append(layer_results(changes, torch.float32, "cpu", 0, **options))
+        walks = [c.args for c in launched.call_args_list if c.args[0] is walk.attended_walk_kernel]
+        assert len(walks) == (window > 0)
+        for kernel, _, *arguments in walks:
+            named = dict(zip(kernel.arg_names, arguments, strict=False))
+            assert named["o"] is None
+            assert named["dots"] is not None
+        (got, taken), (wanted, _) = found
+        assert taken
+        for name, x in wanted.items():
+            assert (got[name] - x).norm() <= 2e-5 * x.norm() + 1e-6, (window, name)
+
+
+@contextmanager
+def _walks_in_float32() -> Iterator[None]:
+    """As of bfloat16 on a GPU, all gradients of a window come of one walk."""
+    from vort.ops.gpu.launcher import Tile
+    from vort.ops.local_attention.triton import attention
+
+    with mock.patch.dict(attention.WALKS, {torch.float32: Tile(32, 4, 1)}):
+        yield
 
 
 def a_padded_model_of_kernels_equals_one_without() -> None:

@@ -216,6 +216,28 @@ def added_elsewhere(device: str) -> dict[str, int]:
     return found
 
 
+def errors_of_lean_queries(device: str) -> dict[str, float]:
+    """Errors of the lean kernel of queries, with whole and half blocks of columns, as in bf16."""
+    from vort.ops.retention.triton.spans import Tiling, choose_tiling
+
+    found = {}
+    for parts, case in (
+        (2, Case(heads=1, length=128, num_scales=3, rates=False)),
+        (1, Case(heads=1, length=64, batch=2, key_dim=20, num_scales=5, rates=False)),
+        (2, Case(heads=1, lengths=(0, 1, 75, 24), num_scales=2, initial=False, rates=False)),
+        (1, Case(heads=1, lengths=(70, 9), normalizer="undecayed", num_scales=1, rates=False)),
+        (2, Case(length=57, normalizer="undecayed", include_self=False, rates=False)),
+        (1, Case(length=64, normalizer="none", include_self=False, rates=False)),
+        (2, Case(length=50, read=False, asked=((9, 10), (40, 41)), rates=False)),
+        (2, Case(length=64, num_scales=5, asked=((17, 18), (40, 41)), rates=False)),
+    ):
+        tile = choose_tiling(case.key_dim, case.value_dim, 3, torch.float32, None).query
+        with mock.patch.object(Tiling, "query_form", return_value=(parts, tile)):
+            errors = relative_errors(case, torch.float32, device, 0)
+        found |= {f"{parts}: {case.name}: {name}": error for name, error in errors.items()}
+    return found
+
+
 def errors_in_few_parts(device: str) -> dict[str, float]:
     """Errors pair by pair where a part has several blocks, as where there are many programs."""
     from vort.ops.retention.triton import pairs
@@ -379,6 +401,32 @@ GPU_CASES = [
     Case(length=600, key_dim=64, value_dim=64, num_scales=8, fastest=1.0, fast_first=True),
     # ends two tokens into a part of its last span, with segments left over after it
     Case(length=3394, key_dim=64, value_dim=64, num_scales=8, heads=1, fastest=1.7, initial=False),
+    # decays that do not learn, as the lean kernel of queries has them: full spans, others, and
+    # packed ones; two it leaves to the other kernel, of few scales and of many
+    *(
+        Case(key_dim=64, value_dim=64, rates=False, **options)
+        for options in (
+            {"length": 512, "num_scales": 8, "heads": 3},
+            {"length": 517, "num_scales": 7, "batch": 2, "per_head": True},
+            {"lengths": (0, 1, 257, 64, 0, 130, 0), "num_scales": 8},
+            {"length": 512, "num_scales": 8, "normalizer": "undecayed", "include_self": False},
+            {"length": 600, "num_scales": 13, "normalizer": "undecayed", "fastest": 1.0},
+            {"length": 512, "num_scales": 5, "normalizer": "none", "read": False},
+            {"length": 300, "num_scales": 12, "normalizer": "none", "include_self": False},
+            {"length": 256, "num_scales": 4},
+            {"length": 512, "num_scales": 32, "heads": 1},
+            {"length": 300, "num_scales": 32, "heads": 1},
+            {"length": 512, "batch": 2, "num_scales": 8, "asked": SPARSE[:3]},
+            {"length": 517, "batch": 2, "num_scales": 9, "asked": SPARSE, "include_self": False},
+        )
+    ),
+    Case(length=300, key_dim=32, value_dim=32, num_scales=5, rates=False),
+    Case(length=512, key_dim=128, value_dim=128, num_scales=8, rates=False),
+    Case(lengths=(0, 1, 257, 66), key_dim=128, value_dim=128, num_scales=7, rates=False),
+    # full spans
+    Case(length=512, key_dim=64, value_dim=64, num_scales=8),
+    Case(length=512, key_dim=64, value_dim=64, num_scales=5, normalizer="undecayed", read=False),
+    Case(length=512, key_dim=128, value_dim=128, num_scales=8),
     # few scales, and k and v of different width: see machine_code.py
     Case(length=200, key_dim=64, value_dim=32, num_scales=1, normalizer="none"),
     Case(length=200, key_dim=64, value_dim=16, num_scales=2),
@@ -542,6 +590,11 @@ INTERPRETER_CASES = [
         **PAIRS,
     ),
     Case(heads=1, length=90, num_scales=8, read=False, rates=False, asked=((5, 6),), **PAIRS),
+    # nothing but full spans
+    Case(heads=1, length=128, num_scales=3, rates=False),
+    Case(heads=1, length=64, batch=2, key_dim=20, num_scales=5, normalizer="undecayed"),
+    Case(heads=1, length=64, value_dim=80, num_scales=2, normalizer="none", include_self=False),
+    Case(heads=2, length=128, num_scales=1, read=False, rates=False, asked=((17, 18), (64, 66))),
 ]
 
 

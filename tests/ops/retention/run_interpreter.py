@@ -19,6 +19,7 @@ from tests.ops.retention.fused import (
     added_elsewhere,
     compiled_difference,
     errors_in_few_parts,
+    errors_of_lean_queries,
     fast_decay_error,
     relative_errors,
     rounding_errors,
@@ -42,6 +43,7 @@ def main(part: int, parts: int) -> None:
                 allowed[case.name] = {name: max(BOUND, 2 * x) for name, x in plain.items()}
     if part == 0:
         found["few parts"] = errors_in_few_parts("cpu")
+        found["lean queries"] = errors_of_lean_queries("cpu")
     if part == parts - 1:
         for case in STEP_CASES:
             found[f"step {case.name}"] = step_errors(case, torch.float32, "cpu", 0)

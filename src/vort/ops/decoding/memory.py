@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vort.ops.decoding.heads import HeadsOutputs
-from vort.ops.gpu.launcher import Tile, launch, power_of_two
+from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.gpu.parts import let_next_start, wait_for_inputs
 from vort.ops.order_weights.triton import by_scale, exponents, gain_of, prefactors, sigmoid
 from vort.ops.retention.triton.decode import aged, decay_in_parts
@@ -240,7 +240,7 @@ def memory_step(heads: HeadsOutputs, inputs: StepInputs) -> Tensor:
     launch(
         memory_kernel, batch * num_heads, G, b, heads.q, heads.k, heads.v, logits,
         inputs.order_bias, inputs.write_bias, inputs.read_bias, gain, heads.entropy, mix,
-        inputs.polynomials, inputs.log_decay, heads.local, gate, inputs.norm, heads.place,
+        dense(inputs.polynomials.T), inputs.log_decay, heads.local, gate, inputs.norm, heads.place,
         inputs.seen, out, logits.stride(0), 0 if gate is None else gate.stride(0),
         0 if mix is None else mix.stride(0), inputs.order_min, inputs.eps, inputs.norm_eps,
         H=num_heads, R=num_heads // heads.v.shape[1], S=scales, CS=at_once,

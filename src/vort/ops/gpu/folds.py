@@ -8,6 +8,7 @@ what it launches. Within `folded_together` they wait for each other and are one.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import gcd
 
 import torch
 import triton
@@ -21,6 +22,8 @@ __all__ = ["fold", "fold_pair", "folded_together"]
 # Columns and rows that a program takes at once: it waits for memory once for so many.
 COLUMNS, ROWS = 16, 512
 TILE = Tile(COLUMNS, 8, 1)
+# Likewise where rows are few, and most of those would not be there.
+BROAD, FEW = 64, 128
 # Sums of one launch.
 MOST = 8
 
@@ -37,6 +40,19 @@ def one_of(later, p1, o1, rows1, width1, begin1, p0, o0, rows0, width0, begin0):
     )
 
 
+@triton.jit
+def fold_block(partial, out, rows, width, block, BN: tl.constexpr, BR: tl.constexpr):
+    """BN column sums of ``partial [rows, width]``, BR rows at a time."""
+    flat = block * BN + tl.arange(0, BN)
+    col = flat[None, :]
+    acc = tl.zeros([BR, BN], dtype=tl.float32)
+    for first in range(0, rows, BR):
+        row = (first + tl.arange(0, BR))[:, None]
+        at = row.to(tl.int64) * width + col
+        acc += tl.load(partial + at, mask=(row < rows) & (col < width), other=0.0)
+    tl.store(out + flat, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=flat < width)
+
+
 @triton.jit(do_not_specialize=[
     "r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7",
     "n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7",
@@ -45,11 +61,12 @@ def one_of(later, p1, o1, rows1, width1, begin1, p0, o0, rows0, width0, begin0):
 def fold_kernel(
     p0, o0, p1, o1, p2, o2, p3, o3, p4, o4, p5, o5, p6, o6, p7, o7,
     r0, r1, r2, r3, r4, r5, r6, r7, n0, n1, n2, n3, n4, n5, n6, n7,
-    e0, e1, e2, e3, e4, e5, e6, e7, BN: tl.constexpr, BR: tl.constexpr,
+    e0, e1, e2, e3, e4, e5, e6, e7, BN: tl.constexpr, BR: tl.constexpr, BROAD: tl.constexpr,
+    FEW: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """BN column sums of one of several ``p [r, n]``, which goes to ``o [n]``.
+    """BN column sums of one of several ``p [r, n UNIT]``, which goes to ``o [n UNIT]``.
 
-    e: where the programs of each end.
+    Of up to FEW rows it is BROAD sums. e: where the programs of each end.
     """
     pid = tl.program_id(0)
     partial, out, rows, width, begin = p0, o0, r0, n0, 0
@@ -81,14 +98,11 @@ def fold_kernel(
         partial, out, rows, width, begin = one_of(
             pid >= e6, p7, o7, r7, n7, e6, partial, out, rows, width, begin
         )
-    flat = (pid - begin) * BN + tl.arange(0, BN)
-    col = flat[None, :]
-    acc = tl.zeros([BR, BN], dtype=tl.float32)
-    for first in range(0, rows, BR):
-        row = (first + tl.arange(0, BR))[:, None]
-        at = row.to(tl.int64) * width + col
-        acc += tl.load(partial + at, mask=(row < rows) & (col < width), other=0.0)
-    tl.store(out + flat, tl.sum(acc, axis=0).to(out.dtype.element_ty), mask=flat < width)
+    width *= UNIT
+    if rows <= FEW:
+        fold_block(partial, out, rows, width, pid - begin, BROAD, FEW)
+    else:
+        fold_block(partial, out, rows, width, pid - begin, BN, BR)
 
 
 class _Waiting(threading.local):
@@ -150,9 +164,15 @@ def _launch_one(sums: list[tuple[Tensor, Tensor]]) -> None:
     rows = [partial.shape[0] for partial, _ in sums]
     widths = [out.numel() for _, out in sums]
     ends, count = [], 0
-    for width in widths:
-        count += -(-width // COLUMNS)
+    for height, width in zip(rows, widths, strict=True):
+        count += -(-width // (BROAD if height <= FEW else COLUMNS))
         ends.append(count)
-    sizes = [n for column in (rows, widths, ends) for n in (*column, *[0] * (MOST - len(sums)))]
+    # neighbouring columns are one load where a row is known to begin at a multiple of them
+    unit = gcd(4, *widths)
+    units = [width // unit for width in widths]
+    sizes = [n for column in (rows, units, ends) for n in (*column, *[0] * (MOST - len(sums)))]
     tensors = [x for pair in sums for x in pair]
-    launch(fold_kernel, count, *tensors, *missing, *sizes, BN=COLUMNS, BR=ROWS, tile=TILE)
+    launch(
+        fold_kernel, count, *tensors, *missing, *sizes, BN=COLUMNS, BR=ROWS, BROAD=BROAD, FEW=FEW,
+        UNIT=unit, tile=TILE,
+    )  # fmt: skip

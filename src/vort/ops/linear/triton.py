@@ -2,10 +2,11 @@
 """What stands before and after matrix products, and the products with it: on a GPU.
 
 A backward keeps what came in, not what the product saw: gates and norms are computed again, in the
-very pass that makes their gradients.
+very pass that makes their gradients. Weights that were joined stay so.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from vort.ops.custom import Some, Tensors, custom_op
 from vort.ops.gpu.folds import fold
 from vort.ops.gpu.launcher import Tile, dense, even_rows, launch, power_of_two
-from vort.ops.gpu.parts import sigmoid, widen
+from vort.ops.gpu.parts import LN2, LOG2E, narrow, power, sigmoid, widen
 from vort.ops.gpu.together import Together, room_for
 from vort.ops.linear import MOST
 from vort.ops.rms_norm.triton import (
@@ -33,6 +34,7 @@ __all__ = [
     "ProductInputs",
     "cross_entropy_fused",
     "gated_mlp_fused",
+    "gated_norm_back",
     "gated_norm_linear_fused",
     "gated_norm_op",
     "products_fused",
@@ -41,7 +43,9 @@ __all__ = [
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 ROWS = Tile(columns=1024, warps=4, stages=1)
-LOSS = Tile(columns=4096, warps=8, stages=1)
+LOSS = Tile(columns=8192, warps=16, stages=1)
+# Numbers that a program joins, and the widest rows.
+JOINED = 8192
 # Logits that are held at a time, in numbers: half a gigabyte in bfloat16.
 LOGITS = 1 << 28
 
@@ -84,43 +88,52 @@ def gate_gradient_kernel(
     tl.store(dboth + at + F, (g * a * s).to(dboth.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["stride", "ignored"])
+@triton.jit(do_not_specialize=["ignored"])
 def loss_kernel(
-    logits, targets, losses, stride, ignored,
+    logits, targets, losses, ignored,
     V: tl.constexpr, BV: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Cross-entropy of a row, and its gradient in the logits' place."""
+    """Cross-entropy of a row, and its gradient in the logits' place; logits are dense.
+
+    Eight columns, which a thread has side by side, share a maximum: fewer exponentials.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets + row)
-    at = logits + row * stride
-    col = tl.arange(0, BV)
+    # a multiple that is known, where V is: eight columns are one load then
+    at = logits + row * V
+    col = tl.arange(0, BV // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
     if target == ignored:
         tl.store(losses + row, 0.0)
         if GRADIENT:
             for first in range(0, V, BV):
-                zero = tl.zeros([BV], dtype=tl.float32).to(logits.dtype.element_ty)
+                zero = tl.zeros([BV // 8, 8], dtype=tl.float32).to(logits.dtype.element_ty)
                 tl.store(at + first + col, zero, mask=first + col < V)
     else:
-        most = tl.full([BV], float("-inf"), dtype=tl.float32)
-        total = tl.zeros([BV], dtype=tl.float32)
+        # read here: sums stand between it and what takes its place
+        own = tl.load(at + target).to(tl.float32)
+        # not -inf, which columns beyond V are: less itself it would be no number
+        most = tl.full([BV // 8], -1.0e30, dtype=tl.float32)
+        total = tl.zeros([BV // 8], dtype=tl.float32)
         for first in range(0, V, BV):
-            x = tl.load(at + first + col, mask=first + col < V, other=float("-inf"))
-            x = x.to(tl.float32)
-            new = tl.maximum(most, x)
-            # a lane beyond V has seen nothing: its most stays -inf, and must not meet itself
-            seen = new > float("-inf")
-            total = tl.where(seen, total * tl.exp(most - new) + tl.exp(x - new), 0.0)
+            x = widen(tl.load(at + first + col, mask=first + col < V, other=float("-inf")))
+            new = tl.maximum(most, tl.max(x, axis=1) * LOG2E)
+            total = total * power(most - new) + tl.sum(power(x * LOG2E - new[:, None]), axis=1)
             most = new
         top = tl.max(most, axis=0)
-        sums = tl.sum(tl.where(most > float("-inf"), total * tl.exp(most - top), 0.0), axis=0)
-        log_total = top + tl.log(sums)
-        tl.store(losses + row, log_total - tl.load(at + target).to(tl.float32))
+        log_total = top + tl.log2(tl.sum(total * power(most - top), axis=0))
+        tl.store(losses + row, log_total * LN2 - own)
         if GRADIENT:
             for first in range(0, V, BV):
                 mask = first + col < V
-                x = tl.load(at + first + col, mask=mask, other=float("-inf")).to(tl.float32)
-                p = tl.exp(x - log_total) - tl.where(first + col == target, 1.0, 0.0)
+                x = widen(tl.load(at + first + col, mask=mask, other=float("-inf")))
+                p = power(x * LOG2E - log_total)
                 tl.store(at + first + col, p.to(logits.dtype.element_ty), mask=mask)
+            # after whichever thread has stored the target's among the others
+            tl.debug_barrier()
+            # nothing checks targets on a GPU: a wrong one must not write elsewhere
+            if (target >= 0) & (target < V):
+                p = power(own * LOG2E - log_total) - 1.0
+                tl.store(at + target, p.to(logits.dtype.element_ty))
 
 
 @triton.jit
@@ -158,15 +171,17 @@ def gated_norm_kernel(
     tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["rows", "units", "back_units"])
+@triton.jit(do_not_specialize=["rows", "units", "back_units", "length", "padded"])
 def gated_norm_gradient_kernel(
-    grad, x, other, gate, weight, dx, dgate, y, partial, rows, units, back_units, eps,
+    grad, x, other, gate, weight, dx, dgate, y, partial, dots, rows, units, back_units, length,
+    padded, eps,
     HEADS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
     UNIT: tl.constexpr, HAS_OTHER: tl.constexpr, HAS_GATE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """dx (which is that of `other` too), dgate, y again, and a part of dweight ``[n, D]``.
 
     Rows of the gate lie `units` times UNIT apart, those of dgate `back_units` times.
+    dots: where it is there, dx·other ``[B, HEADS, padded]`` of sequences of `length` tokens.
     """
     programs = tl.num_programs(0)
     first = tl.program_id(0).to(tl.int64)
@@ -179,7 +194,8 @@ def gated_norm_gradient_kernel(
         _, back_at, _ = gated_tile(block, rows, HEADS, D, BD, BR, back_units * UNIT)
         value = widen(tl.load(x + at, mask=mask, other=0.0))
         if HAS_OTHER:
-            value += widen(tl.load(other + at, mask=mask, other=0.0))
+            near = widen(tl.load(other + at, mask=mask, other=0.0))
+            value += near
         g = widen(tl.load(grad + at, mask=mask, other=0.0))
         a = g
         if HAS_GATE:
@@ -203,10 +219,62 @@ def gated_norm_gradient_kernel(
             acc += tl.where(mask, g * unit, 0.0)
             g *= scale
             g = rstd * (g - (tl.sum(g * unit, axis=1) / D)[:, None] * unit)
-        tl.store(dx + at, g.to(dx.dtype.element_ty), mask=mask)
+        if dots is None:
+            tl.store(dx + at, g.to(dx.dtype.element_ty), mask=mask)
+        else:
+            g = narrow(g, dx.dtype.element_ty)
+            tl.store(dx + at, g, mask=mask)
+            # 32 bits: a division of more is long
+            row = (block * BR).to(tl.int32) + tl.arange(0, BR)
+            token = row // HEADS
+            to = (token // length * HEADS + row % HEADS).to(tl.int64) * padded + token % length
+            tl.store(dots + to, tl.sum(near * widen(g), axis=1), mask=row < rows)
     if HAS_WEIGHT:
         flat = tl.arange(0, BD)
         tl.store(partial + first * D + flat, tl.sum(acc, axis=0), mask=flat < D)
+
+
+@triton.jit
+def next_of(pid, p1, u1, begin1, first1, end1, p0, u0, begin0, first0, end0):
+    """The next weight's, where there is one and the program is not of those before it."""
+    if p1 is not None:
+        later = pid >= begin1
+        p0 = tl.where(later, p1, p0)
+        u0 = tl.where(later, u1, u0)
+        begin0 = tl.where(later, begin1, begin0)
+        first0 = tl.where(later, first1, first0)
+        end0 = tl.where(later, end1, end0)
+    return p0, u0, begin0, first0, end0
+
+
+@triton.jit(do_not_specialize=[
+    "u0", "u1", "u2", "u3", "u4", "u5", "u6", "u7",
+    "e0", "e1", "e2", "e3", "e4", "e5", "e6", "e7",
+    "r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7",
+])  # fmt: skip
+def join_kernel(
+    p0, p1, p2, p3, p4, p5, p6, p7, out, u0, u1, u2, u3, u4, u5, u6, u7,
+    e0, e1, e2, e3, e4, e5, e6, e7, r0, r1, r2, r3, r4, r5, r6, r7,
+    D: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """BR rows of one of several weights ``[r, D]``, to their place in ``out``.
+
+    u: how many UNITs its rows lie apart; e: where the programs of each end; r: where its rows do
+    in ``out``.
+    """
+    pid = tl.program_id(0)
+    p, u, begin, first, end = next_of(pid, p1, u1, e0, r0, r1, p0, u0, 0, 0, r0)
+    p, u, begin, first, end = next_of(pid, p2, u2, e1, r1, r2, p, u, begin, first, end)
+    p, u, begin, first, end = next_of(pid, p3, u3, e2, r2, r3, p, u, begin, first, end)
+    p, u, begin, first, end = next_of(pid, p4, u4, e3, r3, r4, p, u, begin, first, end)
+    p, u, begin, first, end = next_of(pid, p5, u5, e4, r4, r5, p, u, begin, first, end)
+    p, u, begin, first, end = next_of(pid, p6, u6, e5, r5, r6, p, u, begin, first, end)
+    p, u, begin, first, end = next_of(pid, p7, u7, e6, r6, r7, p, u, begin, first, end)
+    row = ((pid - begin) * BR + tl.arange(0, BR)).to(tl.int64)[:, None]
+    col = tl.arange(0, BD)[None, :]
+    mask = (first + row < end) & (col < D)
+    x = tl.load(p + row * (u * UNIT) + col, mask=mask, other=0.0)
+    tl.store(out + (first + row) * D + col, x, mask=mask)
 
 
 class ProductInputs(NamedTuple):
@@ -240,7 +308,28 @@ def _flat(x: Tensor) -> Tensor:
 
 def _joined(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """One below the other, in the type that they are multiplied in."""
+    alike = all(w.dtype == dtype and w.stride(1) == 1 for w in weights)
+    few = 1 < len(weights) <= MOST and weights[0].shape[1] <= JOINED
+    if alike and few and dtype in (torch.bfloat16, torch.float32):
+        return _join(weights)
     return (weights[0] if len(weights) == 1 else torch.cat(list(weights))).to(dtype)
+
+
+def _join(weights: Sequence[Tensor]) -> Tensor:
+    """Weights of one type, which may be columns of wider ones, by one kernel."""
+    wide, missing = weights[0].shape[1], MOST - len(weights)
+    height = max(1, JOINED // power_of_two(wide))
+    rows = list(accumulate(w.shape[0] for w in weights))
+    ends = list(accumulate(-(-w.shape[0] // height) for w in weights))
+    out = weights[0].new_empty(rows[-1], wide)
+    unit = gcd(8, *(w.stride(0) for w in weights))
+    strides = [w.stride(0) // unit for w in weights]
+    numbers = [n for column in (strides, ends, rows) for n in (*column, *[0] * missing)]
+    launch(
+        join_kernel, ends[-1], *weights, *[None] * missing, out, *numbers,
+        D=wide, BD=power_of_two(wide), BR=height, UNIT=unit, tile=WHOLE,
+    )  # fmt: skip
+    return out
 
 
 def _to_weights(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -254,20 +343,22 @@ def _parted(joined: Tensor, weights: list[Tensor]) -> list[Tensor]:
 
 
 def _products(inputs: ProductInputs) -> Tensors:
+    """The outputs and, where all weights are joined, those."""
     x, delta, norm = inputs[:3]
     total = normed = _dense_rows(x)
     if norm is not None:
         rows = None if delta is None else _dense_rows(delta)
         total, normed = norm_rows(total, norm, inputs.eps, rows, inputs.dtype)
-    groups, dtype = inputs.groups(), inputs.dtype
+    groups, dtype, joined = inputs.groups(), inputs.dtype, None
     if inputs.together is None:
         found = [(normed @ _joined(w, dtype).T).view(*x.shape[:-1], -1) for w in groups]
     else:
-        product = normed @ _joined([w for group in groups for w in group], dtype).T
+        joined = _joined([w for group in groups for w in group], dtype)
+        product = normed @ joined.T
         widths = [sum(w.shape[0] for w in group) for group in groups]
         found = list(inputs.together.parts(product.view(*x.shape[:-1], -1), widths))
     same = x.view_as(x) if delta is None else total.view(x.shape)
-    return same, normed.view(x.shape), *found, *[None] * (MOST - len(found))
+    return same, normed.view(x.shape), *found, *[None] * (MOST - len(found)), joined
 
 
 def _products_back(
@@ -279,16 +370,16 @@ def _products_back(
     if norm is None and along is not None:
         # both are gradients to the same numbers
         along, dnormed = None, along if dnormed is None else along + dnormed
-    groups = inputs.groups()
+    groups, known = inputs.groups(), None
     came = list(zip(groups, (None if g is None else _flat(g) for g in grads[2:]), strict=False))
     if inputs.together is not None:
         whole = inputs.together.whole(grads[2 : 2 + len(groups)])
         if whole is not None:
-            came = [([w for group in groups for w in group], whole)]
+            came, known = [([w for group in groups for w in group], whole)], kept[1]
     for weights, grad in came:
         if grad is None:
             continue
-        joined = _joined(weights, inputs.dtype)
+        joined = _joined(weights, inputs.dtype) if known is None else known
         # the sum over products is taken inside them, in place once it is ours
         if own and dnormed is not None:
             dnormed.addmm_(grad, joined)
@@ -336,23 +427,24 @@ def _halves(both: Tensor) -> tuple[int, dict[str, Any]]:
 
 
 def _mlp(inputs: MlpInputs) -> Tensors:
-    """x + delta, the result, and what the gate has read."""
+    """x + delta, the result, what the gate has read, and the weights that made it."""
     x, delta, norm, gate, up, down, eps, dtype = inputs
     total = normed = _dense_rows(x)
     if norm is not None:
         rows = None if delta is None else _dense_rows(delta)
         total, normed = norm_rows(total, norm, eps, rows, dtype)
-    both = normed @ _joined([gate, up], dtype).T
+    joined = _joined([gate, up], dtype)
+    both = normed @ joined.T
     hidden = both.new_empty(both.shape[0], both.shape[1] // 2)
     count, sizes = _halves(both)
     launch(gate_kernel, count, both, hidden, both.shape[0], **sizes)
     y = (hidden @ down.to(dtype).T).view(*x.shape[:-1], -1)
-    return total.view(x.shape) if delta is not None else x.view_as(x), y, both
+    return total.view(x.shape) if delta is not None else x.view_as(x), y, both, joined
 
 
 def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
     norm, gate, up, down, eps, dtype = inputs[2:]
-    total, both = _flat(kept[0]), kept[1]
+    total, both, joined = _flat(kept[0]), *kept[1:]
     along, dy = (None if g is None else _dense_rows(g) for g in grads)
     if dy is None:
         dy = torch.zeros_like(total, dtype=dtype)
@@ -363,7 +455,7 @@ def _mlp_back(inputs: MlpInputs, kept: Some, grads: Some, needs: Sequence[bool])
         **sizes,
     )  # fmt: skip
     ddown = _to_weights(dy, hidden, down)
-    dx, dnorm, normed = dboth @ _joined([gate, up], dtype), None, total
+    dx, dnorm, normed = dboth @ joined, None, total
     if norm is not None:
         normed = torch.empty_like(total, dtype=dtype)
         dx, dnorm = norm_rows_back(dx, along, total, norm, eps, normed)
@@ -416,7 +508,14 @@ def _gated_norm(given: NormInputs) -> tuple[Tensor]:
     return ((y.view(-1, weight.shape[1]) @ weight.to(y.dtype).T).view(*x.shape[:-2], -1),)
 
 
-def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+def gated_norm_back(
+    given: NormInputs, kept: Some, grads: Some, needs: Sequence[bool], dots: Tensor | None = None
+) -> Tensors:
+    """The backward of `gated_norm_op`.
+
+    dots: room `[B, H, T or more]` for each head's product of `other` and the gradient to it, for
+    which the backward of the attention that made `other` would have to read it.
+    """
     inputs, rows, constants = _norm_arguments(given)
     x, other, gate, norm, weight, eps = inputs
     dy = _flat(grads[0])
@@ -432,8 +531,9 @@ def _gated_norm_back(given: NormInputs, kept: Some, grads: Some, needs: Sequence
     unit = gcd(8, stride, back)
     grad = dy @ weight.to(dy.dtype)
     launch(
-        gated_norm_gradient_kernel, programs, grad, *inputs[:4], dx, dgate, y, partial,
-        rows, stride // unit, back // unit, eps, UNIT=unit, tile=WHOLE, **sizes, **constants,
+        gated_norm_gradient_kernel, programs, grad, *inputs[:4], dx, dgate, y, partial, dots,
+        rows, stride // unit, back // unit, x.shape[1], 0 if dots is None else dots.shape[-1], eps,
+        UNIT=unit, tile=WHOLE, **sizes, **constants,
     )  # fmt: skip
     dnorm = None if partial is None or norm is None else fold(partial, norm.dtype)
     dweight = _to_weights(dy, y.view(-1, weight.shape[1]), weight)
@@ -460,11 +560,11 @@ def _losses(inputs: LossInputs) -> Tensors:
     dweight: Tensor | None = None
     for first in range(0, rows, step):
         part = slice(first, min(first + step, rows))
-        logits = x[part] @ narrow.T
+        logits = (x[part] @ narrow.T).contiguous()
         launch(
-            loss_kernel, logits.shape[0], logits, targets[part], losses[part], logits.stride(0),
-            ignored, V=vocabulary, BV=min(LOSS.columns, power_of_two(vocabulary)),
-            GRADIENT=needs_grad, tile=LOSS,
+            loss_kernel, logits.shape[0], logits, targets[part], losses[part], ignored,
+            V=vocabulary, BV=min(LOSS.columns, power_of_two(vocabulary)), GRADIENT=needs_grad,
+            tile=LOSS,
         )  # fmt: skip
         if dx is not None:
             torch.mm(logits, narrow, out=dx[part])
@@ -524,7 +624,7 @@ gated_norm_op = custom_op(
     "vort::gated_norm_linear",
     NormInputs,
     _gated_norm,
-    _gated_norm_back,
+    gated_norm_back,
     None,
     gradients=("x", "other", "gate", "norm", "weight"),
 )
@@ -549,9 +649,9 @@ def products_fused(
     dtype: that products are taken in, that of x by default, and always without a norm. Weights may
     be of another one, all of the same.
 
-    Only the sum is kept for the backward, and the gradient to it is summed inside the products. A
-    delta needs a norm. Not to be traced: both summands have one gradient, and without a norm two
-    outputs are views of x.
+    Only the sum is kept for the backward, and the weights of several groups as they were joined;
+    the gradient to the sum is summed inside the products. A delta needs a norm. Not to be traced:
+    both summands have one gradient, and without a norm two outputs are views of x.
     """
     weights = [w for group in groups for w in group]
     given: Any = [*weights, *[None] * (MOST - len(weights))]
@@ -572,8 +672,8 @@ def gated_mlp_fused(
 
     dtype: as for `products_fused`.
 
-    Kept are the sum and what the gate reads; the norm and the gate are computed again. Not to be
-    traced: both summands have one gradient.
+    Kept are the sum, what the gate reads and the joined weights; the norm and the gate are computed
+    again. Not to be traced: both summands have one gradient.
     """
     dtype = x.dtype if dtype is None else dtype
     total, y = _mlp_op(MlpInputs(x, delta, norm, gate, up, down, float(eps), dtype))

@@ -12,6 +12,7 @@ each scale, or one for all.
 """
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,9 @@ __all__ = ["RoutingInputs", "order_weights_fused", "routing_op", "routing_weight
 
 WHOLE = Tile(columns=0, warps=4, stages=1)
 NUMBERS = 2048  # that a program computes
+# The largest product of a program's rows and the width of what else orders are made of: beyond it
+# what programs leave to be added up is larger than what they read.
+MIXED = 8192
 # Beyond it the logarithm of a gain is cut off; see `vort.memories.retention_memory.WriteGain`.
 LARGEST_LOG = tl.constexpr(15.0)
 
@@ -75,13 +79,16 @@ def by_scale(first, inner, last, col, S: tl.constexpr):
 
 @triton.jit
 def exponents(polynomials, a, col, S: tl.constexpr, N: tl.constexpr):
-    """The exponents ``[BR, BS]`` of all scales, and their derivatives by a."""
+    """The exponents ``[BR, BS]`` of all scales, and their derivatives by a.
+
+    polynomials are ``[N, S]``: those of neighbouring scales are one load.
+    """
     x = a[:, None]
     value = tl.zeros([a.shape[0], col.shape[1]], dtype=tl.float32)
     slope = value
     for i in tl.static_range(N):
         slope = slope * x + value
-        value = value * x + tl.load(polynomials + col * N + (N - 1 - i), mask=col < S, other=0.0)
+        value = value * x + tl.load(polynomials + (N - 1 - i) * S + col, mask=col < S, other=0.0)
     # the first scale's exponent is (1 - a) p(a), so that it is 1 at order 1
     slope = tl.where(col == 0, (1.0 - x) * slope - value, slope)
     return tl.where(col == 0, (1.0 - x) * value, value), slope
@@ -92,7 +99,7 @@ def order_kernel(
     polynomials, order, gate, weights, rows,
     S: tl.constexpr, N: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """weights ``[rows, S]`` of BR orders; polynomials are ``[S, N]``."""
+    """weights ``[rows, S]`` of BR orders; polynomials are ``[N, S]``."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     col = tl.arange(0, BS)[None, :]
     a = tl.load(order + row, mask=row < rows, other=1.0)
@@ -195,13 +202,18 @@ def routing_kernel(
     write, read, rows, stride, weight_stride, order_min,
     H: tl.constexpr, S: tl.constexpr, G: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
     BS: tl.constexpr, BR: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_MORE: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, UNIT: tl.constexpr, HAS_MORE: tl.constexpr,
 ):  # fmt: skip
-    """Orders ``[rows]``, write and read weights ``[rows, S]`` of BR heads."""
+    """Orders ``[rows]``, write and read weights ``[rows, S]`` of BR heads.
+
+    Rows of logits lie `stride` times UNIT apart.
+    """
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     col = tl.arange(0, BS)[None, :]
     mask = (row[:, None] < rows) & (col < S)
-    h, order_at, gate_at, read_at, gain_at = logits_at(row, stride, H, S, G, HAS_GATE, HAS_READ)
+    h, order_at, gate_at, read_at, gain_at = logits_at(
+        row, stride * UNIT, H, S, G, HAS_GATE, HAS_READ
+    )
     lo = load_logit(logits, order_bias, order_at, h, row, rows)
     if HAS_MORE:
         lo = add_more(lo, more, more_weight, row // H, h, weight_stride, row < rows, F)
@@ -220,18 +232,53 @@ def routing_kernel(
         tl.store(read + row[:, None] * S + col, weights, mask=mask)
 
 
-@triton.jit(do_not_specialize=["tokens", "stride", "out_stride"])
+@triton.jit
+def more_back(
+    came, more, weight, dmore, to, token, tokens, weight_stride,
+    H: tl.constexpr, F: tl.constexpr, BH: tl.constexpr, BF: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Gradients to what else BT tokens' orders are made of, and their part of its weight's.
+
+    came: to the orders' logits ``[BT, BH]``, as they are rounded.
+    """
+    t = token + tl.arange(0, BT)
+    h = tl.arange(0, BH)
+    f = tl.arange(0, BF)
+    there = (t < tokens)[:, None] & (f < F)[None, :]
+    at = t[:, None] * F + f[None, :]
+    x = tl.load(more + at, mask=there, other=0.0).to(came.dtype)
+    mask = (h < H)[:, None] & (f < F)[None, :]
+    w = tl.load(weight + h[:, None] * weight_stride + f[None, :], mask=mask, other=0.0)
+    w = w.to(came.dtype)
+    if BT >= 16 and BH >= 16 and BF >= 16:
+        dx = tl.dot(came, w, input_precision="ieee")
+        dw = tl.dot(tl.trans(came), x, input_precision="ieee")
+    else:
+        wide = came.to(tl.float32)
+        dx = tl.sum(wide[:, :, None] * w.to(tl.float32)[None, :, :], axis=1)
+        dw = tl.sum(wide[:, :, None] * x.to(tl.float32)[:, None, :], axis=0)
+    tl.store(dmore + at, dx.to(dmore.dtype.element_ty), mask=there)
+    tl.store(to + h[:, None] * F + f[None, :], dw, mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens", "stride", "out_stride", "weight_stride"])
 def routing_gradient_kernel(
     logits, write_bias, read_bias, gain_bias, polynomials, order, dorder, dwrite, dread, dlogits,
-    partial, tokens, stride, out_stride, order_min,
-    H: tl.constexpr, S: tl.constexpr, G: tl.constexpr, N: tl.constexpr, BS: tl.constexpr,
-    BR: tl.constexpr, BH: tl.constexpr,
-    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, HAS_DORDER: tl.constexpr,
+    partial, more, more_weight, dmore, tokens, stride, out_stride, weight_stride, order_min,
+    H: tl.constexpr, S: tl.constexpr, G: tl.constexpr, N: tl.constexpr, F: tl.constexpr,
+    BS: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BF: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_READ: tl.constexpr, UNIT: tl.constexpr, HAS_DORDER: tl.constexpr,
 ):  # fmt: skip
-    """Gradients to the logits of BR / BH tokens, and their sum."""
+    """Gradients to the logits of BR / BH tokens, and their sum.
+
+    dmore: where it is there, what the F numbers `more` of a token receive; their weight's part
+    follows the sums. Rows of logits lie `stride` times UNIT apart, those of dlogits `out_stride`
+    times.
+    """
     READ: tl.constexpr = H * (1 + HAS_GATE)
     GAIN: tl.constexpr = READ + (H * S if HAS_READ else 0)
-    WIDTH: tl.constexpr = GAIN + H * G
+    MORE: tl.constexpr = GAIN + H * G
+    WIDTH: tl.constexpr = MORE + (0 if dmore is None else H * F)
     flat = tl.arange(0, BR)
     token = tl.program_id(0).to(tl.int64) * (BR // BH) + flat // BH
     there = (token < tokens) & (flat % BH < H)
@@ -239,8 +286,10 @@ def routing_gradient_kernel(
     row = tl.where(there, token * H + flat % BH, rows)
     col = tl.arange(0, BS)[None, :]
     mask = there[:, None] & (col < S)
-    h, _, gate_at, read_at, gain_at = logits_at(row, stride, H, S, G, HAS_GATE, HAS_READ)
-    _, d_order, d_gate, d_read, d_gain = logits_at(row, out_stride, H, S, G, HAS_GATE, HAS_READ)
+    h, _, gate_at, read_at, gain_at = logits_at(row, stride * UNIT, H, S, G, HAS_GATE, HAS_READ)
+    _, d_order, d_gate, d_read, d_gain = logits_at(
+        row, out_stride * UNIT, H, S, G, HAS_GATE, HAS_READ
+    )
     a = tl.load(order + row, mask=there, other=1.0)
     s = (a - order_min) / (1.0 - order_min)
     g = tl.load(dwrite + row[:, None] * S + col, mask=mask, other=0.0)
@@ -282,6 +331,13 @@ def routing_gradient_kernel(
     da = tl.where(there, da * ((1.0 - order_min) * s * (1.0 - s)), 0.0)
     tl.store(dlogits + d_order, da.to(dlogits.dtype.element_ty), mask=there)
     tl.store(to + head, tl.sum(tl.reshape(da, (BR // BH, BH)), axis=0), mask=head < H)
+    if dmore is not None:
+        came = tl.reshape(da.to(dlogits.dtype.element_ty), (BR // BH, BH))
+        more_back(
+            came, more, more_weight, dmore, to + MORE,
+            tl.program_id(0).to(tl.int64) * (BR // BH), tokens, weight_stride,
+            H, F, BH, BF, BR // BH,
+        )  # fmt: skip
     if HAS_READ:
         weights = load_read(logits, read_bias, read_at, h * S, row, col, rows, S)
         dr = tl.load(dread + row[:, None] * S + col, mask=mask, other=0.0)
@@ -312,7 +368,7 @@ def _blocks(inputs: Inputs) -> tuple[int, dict[str, int]]:
 
 
 def _forward(inputs: Inputs) -> tuple[Tensor]:
-    polynomials, order, gate = dense(inputs[0]), dense(inputs[1]), dense(inputs[2])
+    polynomials, order, gate = dense(inputs[0].T), dense(inputs[1]), dense(inputs[2])
     (weights,) = _shapes(inputs)
     count, sizes = _blocks(inputs)
     launch(
@@ -323,7 +379,7 @@ def _forward(inputs: Inputs) -> tuple[Tensor]:
 
 
 def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[bool]) -> Tensors:
-    polynomials, order, gate = dense(inputs[0]), dense(inputs[1]), dense(inputs[2])
+    polynomials, order, gate = dense(inputs[0].T), dense(inputs[1]), dense(inputs[2])
     d_order = order.new_empty(order.shape)
     d_gate = None if gate is None else gate.new_empty(gate.shape)
     count, sizes = _blocks(inputs)
@@ -384,9 +440,10 @@ def _routing_sizes(inputs: RoutingInputs) -> tuple[int, int, dict[str, Any]]:
     wide = power_of_two(scales, 1)
     height = NUMBERS // max(wide, 4)
     constants = {
-        "H": inputs.num_heads, "S": scales, "G": inputs.gains, "N": coefficients, "BS": wide,
-        "BR": height, "HAS_GATE": inputs.write_bias is not None,
-        "HAS_READ": inputs.read_bias is not None, "tile": WHOLE,
+        "H": inputs.num_heads, "S": scales, "G": inputs.gains, "N": coefficients,
+        "F": 0 if inputs.more is None else inputs.more.shape[-1], "BS": wide, "BR": height,
+        "HAS_GATE": inputs.write_bias is not None, "HAS_READ": inputs.read_bias is not None,
+        "tile": WHOLE,
     }  # fmt: skip
     return rows, -(-rows // height), constants
 
@@ -398,7 +455,7 @@ def _routing_arguments(inputs: RoutingInputs) -> tuple[list[Tensor | None], int,
         logits = logits.contiguous()
     if weight is not None and weight.stride(1) != 1:
         weight = weight.contiguous()
-    given = [logits, *map(dense, inputs[1:6]), weight, dense(inputs.polynomials)]
+    given = [logits, *map(dense, inputs[1:6]), weight, dense(inputs.polynomials.T)]
     return given, logits.stride(-2), 0 if weight is None else weight.stride(0)
 
 
@@ -410,11 +467,10 @@ def _routing_forward(inputs: RoutingInputs) -> Tensors:
     order = inputs.logits.new_empty(shape, dtype=torch.float32)
     write = order.new_empty(*shape, constants["S"])
     read = None if inputs.read_bias is None else torch.empty_like(write)
-    more = inputs.more
+    unit = gcd(8, stride)
     launch(
-        routing_kernel, count, *given, order, write, read, rows, stride, weight_stride,
-        inputs.order_min, F=0 if more is None else more.shape[-1], HAS_MORE=more is not None,
-        **constants,
+        routing_kernel, count, *given, order, write, read, rows, stride // unit, weight_stride,
+        inputs.order_min, UNIT=unit, HAS_MORE=inputs.more is not None, **constants,
     )  # fmt: skip
     return order, write, read
 
@@ -422,7 +478,7 @@ def _routing_forward(inputs: RoutingInputs) -> Tensors:
 def _routing_backward(
     inputs: RoutingInputs, kept: Some, grads: Some, needs: Sequence[bool]
 ) -> Tensors:
-    given, stride, _ = _routing_arguments(inputs)
+    given, stride, weight_stride = _routing_arguments(inputs)
     numbers, _, constants = _routing_sizes(inputs)
     logits, more, more_weight = inputs.logits, inputs.more, inputs.more_weight
     dorder, dwrite, dread = grads
@@ -433,18 +489,30 @@ def _routing_backward(
     heads, tokens = power_of_two(inputs.num_heads, 1), numbers // inputs.num_heads
     height = max(constants["BR"], heads)
     count = -(-tokens // (height // heads))
-    partial = logits.new_empty(count, logits.shape[-1], dtype=torch.float32)
     dlogits = room_for(logits)
+    sizes = [x.shape[0] for x in inputs[1:5] if x is not None]
+    features, dmore, dweight = constants["F"], None, None
+    wide = power_of_two(features, 1)
+    if more is not None and height * wide <= MIXED:
+        dmore = torch.empty_like(more, memory_format=torch.contiguous_format)
+        sizes.append(inputs.num_heads * features)
+    mixing = (None, None, None) if dmore is None else (*given[5:7], dmore)
+    partial = logits.new_empty(count, sum(sizes), dtype=torch.float32)
+    back = dlogits.stride(-2)
+    unit = gcd(8, stride, back)
     launch(
         routing_gradient_kernel, count, given[0], *given[2:5], given[7], kept[0], dense(dorder),
-        dense(dwrite), dense(dread), dlogits, partial, tokens, stride, dlogits.stride(-2),
-        inputs.order_min, BH=heads, HAS_DORDER=dorder is not None, **constants | {"BR": height},
+        dense(dwrite), dense(dread), dlogits, partial, *mixing, tokens, stride // unit,
+        back // unit, weight_stride, inputs.order_min, BH=heads, BF=wide, UNIT=unit,
+        HAS_DORDER=dorder is not None, **constants | {"BR": height},
     )  # fmt: skip
-    sizes = [x.shape[0] for x in inputs[1:5] if x is not None]
     parts = iter(torch.split_with_sizes(fold(partial, inputs.order_bias.dtype), sizes))
     dbiases = [None if x is None else next(parts) for x in inputs[1:5]]
-    dmore = dweight = None
-    if more is not None and more_weight is not None:
+    if more is None or more_weight is None:
+        return dlogits, *dbiases, None, None
+    if dmore is not None:
+        dweight = next(parts).view(more_weight.shape).to(more_weight.dtype)
+    else:
         came = dlogits[..., : inputs.num_heads].view(tokens, -1)
         rows = more.reshape(tokens, -1).to(came.dtype)
         dweight = (came.T @ rows).to(more_weight.dtype)

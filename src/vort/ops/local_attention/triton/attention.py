@@ -15,7 +15,7 @@ from vort.ops.local_attention.checks import WIDEST
 from .kernels import attend_kernel, attended_key_kernel, attended_query_kernel
 from .walk import attended_walk_kernel
 
-__all__ = ["attend_fused", "attend_op"]
+__all__ = ["attend_back", "attend_fused", "attend_op", "room_for_dots"]
 
 # Launches of the walk that makes all gradients, by type; float32 has no registers for it.
 WALKS = {torch.bfloat16: Tile(64, 4, 1)}
@@ -80,11 +80,16 @@ def choose_run(sequences: int, blocks: int, reach: int) -> int:
     return min(range(1, min(blocks, 64) + 1), key=steps)
 
 
+def _tiling(inputs: Inputs) -> Tiling:
+    widest = max(inputs.q.shape[3], inputs.v.shape[3])
+    return choose_tiling(power_of_two(widest), inputs.q.dtype)
+
+
 def _arguments(inputs: Inputs) -> tuple[Tiling, list[Any], tuple[Any, ...], dict[str, Any]]:
     """Block sizes; contiguous q, k, v, start and valid; numbers; compile-time constants."""
     q, k, v, start, valid, window, scale, _ = inputs
     wide_q, wide_v = power_of_two(q.shape[3]), power_of_two(v.shape[3])
-    tiling = choose_tiling(max(wide_q, wide_v), q.dtype)
+    tiling = _tiling(inputs)
     numbers = (q.shape[1], k.shape[1] - q.shape[1], min(window, k.shape[1]), scale)
     constants = {
         "H": q.shape[2], "HKV": k.shape[2], "D": q.shape[3], "V": v.shape[3], "BD": wide_q,
@@ -110,7 +115,18 @@ def _forward(inputs: Inputs) -> Tensors:
     return o, entropy, lse
 
 
-def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) -> Tensors:
+def room_for_dots(inputs: Inputs, lse: Tensor) -> Tensor | None:
+    """Uninitialised, for do·o of every query, where `attend_back` can do with it instead of o.
+
+    lse: what the forward has found. Of q, k and v shapes and types count alone.
+    """
+    return torch.empty_like(lse) if _walks(inputs, _tiling(inputs)) else None
+
+
+def attend_back(
+    inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool], dots: Tensor | None = None
+) -> Tensors:
+    """The backward of `attend_op`; dots: do·o, in the room that `room_for_dots` made."""
     tiling, tensors, numbers, constants = _arguments(inputs)
     q, k, v, *_ = tensors
     o, entropy, lse = kept
@@ -126,9 +142,9 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
         _, _, window, scale = numbers
         launch(
             attended_walk_kernel, batch * heads * _blocks(blocks, run),
-            *tensors[:4], o, lse, entropy, do, dentropy, dq, dk, dv, length, window, run, scale,
-            B=tiling.rows, REACH=reach, LONG=window >= reach * tiling.rows,
-            tile=WALKS[q.dtype], **constants,
+            *tensors[:4], o if dots is None else None, dots, lse, entropy, do, dentropy,
+            dq, dk, dv, length, window, run, scale, B=tiling.rows, REACH=reach,
+            LONG=window >= reach * tiling.rows, tile=WALKS[q.dtype], **constants,
         )  # fmt: skip
         return dq, dk, dv
     shared = torch.empty_like(lse)
@@ -147,8 +163,8 @@ def _backward(inputs: Inputs, kept: Some, grads: Some, needs: Sequence[bool]) ->
 
 
 def _shapes(inputs: Inputs) -> Tensors:
-    batch, length, heads, dim = inputs.q.shape
-    block = choose_tiling(max(map(power_of_two, (dim, inputs.v.shape[3]))), inputs.q.dtype).rows
+    batch, length, heads, _ = inputs.q.shape
+    block = _tiling(inputs).rows
     lse = inputs.q.new_empty(batch, heads, _blocks(length, block) * block, dtype=torch.float32)
     o = inputs.v.new_empty(batch, length, heads, inputs.v.shape[-1])
     entropy = None
@@ -161,7 +177,7 @@ attend_op = custom_op(
     "vort::local_attention_fused",
     Inputs,
     _forward,
-    _backward,
+    attend_back,
     _shapes,
     outputs=("o", "entropy", "lse"),
     shown=2,

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from vort.ops.gpu.parts import (
+    LN2,
     LOG2E,
     fence_loads,
     keep_branch,
@@ -28,7 +29,6 @@ from vort.ops.gpu.parts import (
     store_rows,
 )
 
-LN2 = tl.constexpr(0.6931471805599453)
 # The score of a key out of sight. Finite, because 0 * MASKED must be 0.
 MASKED = tl.constexpr(-1.0e20)
 # The least maximum a row may have: exp2(MASKED - FLOOR) is 0 even where a row sees no key.

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from vort.ops.gpu.parts import (
+    LN2,
     LOG2E,
     ask,
     fence_loads,
@@ -25,7 +26,7 @@ from vort.ops.gpu.parts import (
     uniform,
 )
 
-from .kernels import LN2, MASKED, row_at
+from .kernels import MASKED, row_at
 
 
 @triton.jit
@@ -36,13 +37,25 @@ def ask_rows(ptr, token, left, h, H: tl.constexpr, D: tl.constexpr, B: tl.conste
 
 
 @triton.jit
+def numbers_of(ptr, t0, left, B: tl.constexpr):
+    """One number for each of a block of queries, which may lie beyond the last."""
+    return tl.load(ptr + t0 + tl.arange(0, B), mask=tl.arange(0, B) < left, other=0.0)
+
+
+@triton.jit
 def slopes_of(
-    o, entropy, dot, dentropy, token, left, h,
+    o, dots, entropy, dot, dentropy, token, t0, left, h,
     H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, B: tl.constexpr, ENTROPY: tl.constexpr,
 ):  # fmt: skip
-    """``do·o + dH H`` and ``dH`` in base 2 of a block of queries; without dH the first twice."""
-    ot = load_rows(o, token, left, h, H, 0, V, B, BV)
-    shared = tl.sum(ot.to(tl.float32) * dot.to(tl.float32), axis=1)
+    """``do·o + dH H`` and ``dH`` in base 2 of a block of queries; without dH the first twice.
+
+    dots: ``do·o`` of the head's queries, where o is not there.
+    """
+    if o is None:
+        shared = numbers_of(dots, t0, left, B)
+    else:
+        ot = load_rows(o, token, left, h, H, 0, V, B, BV)
+        shared = tl.sum(ot.to(tl.float32) * dot.to(tl.float32), axis=1)
     slope = shared
     if ENTROPY:
         slope = load_column(dentropy, token, left, h, H, 0, 1, B)
@@ -79,21 +92,16 @@ def scores_back(
     return p.to(dot.dtype), (ds * p).to(qt.dtype)
 
 
-@triton.jit
-def totals(numbers, t0, left, B: tl.constexpr):
-    """Logs of the softmaxes' sums of a block of queries, which may lie beyond the last."""
-    return tl.load(numbers + t0 + tl.arange(0, B), mask=tl.arange(0, B) < left, other=0.0)
-
-
 @triton.jit(do_not_specialize=["T", "window", "run"])
 def attended_walk_kernel(
-    q, k, v, start, o, lse, entropy, do, dentropy, dq, dk, dv, T, window, run, scale,
+    q, k, v, start, o, dots, lse, entropy, do, dentropy, dq, dk, dv, T, window, run, scale,
     H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     B: tl.constexpr, REACH: tl.constexpr, LONG: tl.constexpr, HAS_START: tl.constexpr,
     ENTROPY: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """``dq``, ``dk`` and ``dv`` of ``run`` blocks of B tokens, one head.
 
+    dots: ``do·o``, which lie as lse does, instead of o.
     REACH: blocks after its own that a block of keys is seen from, 1 or 2; LONG: all of them but
     the last see all of it.
     """
@@ -103,21 +111,23 @@ def attended_walk_kernel(
     first = (pid // H) % runs * run
     b = pid // (H * runs)
     begin = b.to(tl.int64) * T
-    numbers = lse + row_at(b, h, 0, T, H, B)
+    lse += row_at(b, h, 0, T, H, B)
+    if dots is not None:
+        dots += row_at(b, h, 0, T, H, B)
 
     # the first queries have seen keys of blocks before
     block0 = tl.maximum(first - REACH, 0)
     t0 = block0 * B
     dot = load_rows(do, begin + t0, T - t0, h, H, 0, V, B, BV)
     shared0, slope0 = slopes_of(
-        o, entropy, dot, dentropy, begin + t0, T - t0, h, H, V, BV, B, ENTROPY
+        o, dots, entropy, dot, dentropy, begin + t0, t0, T - t0, h, H, V, BV, B, ENTROPY
     )
     shared1, slope1 = shared0, slope0
     if REACH == 2:
         t0 += B
         dot = load_rows(do, begin + t0, T - t0, h, H, 0, V, B, BV)
         shared1, slope1 = slopes_of(
-            o, entropy, dot, dentropy, begin + t0, T - t0, h, H, V, BV, B, ENTROPY
+            o, dots, entropy, dot, dentropy, begin + t0, t0, T - t0, h, H, V, BV, B, ENTROPY
         )
     dq0 = tl.zeros([B, BD], dtype=tl.float32)
     dq1 = tl.zeros([B, BD], dtype=tl.float32)
@@ -135,12 +145,13 @@ def attended_walk_kernel(
         ask_rows(v, token + B, left - B, h, H, V, B)
         ask_rows(q, token + (REACH + 1) * B, left - (REACH + 1) * B, h, H, D, B)
         ask_rows(do, token + (REACH + 1) * B, left - (REACH + 1) * B, h, H, V, B)
-        ask_rows(o, token + (REACH + 1) * B, left - (REACH + 1) * B, h, H, V, B)
+        if o is not None:
+            ask_rows(o, token + (REACH + 1) * B, left - (REACH + 1) * B, h, H, V, B)
         dkt = tl.zeros([B, BD], dtype=tl.float32)
         dvt = tl.zeros([B, BV], dtype=tl.float32)
         fence_loads(block)
         p, ds = scores_back(
-            qt, dot, kt, vt, totals(numbers, j0, left, B), shared0, slope0, j0, j0, start,
+            qt, dot, kt, vt, numbers_of(lse, j0, left, B), shared0, slope0, j0, j0, start,
             T, window, scale, B, True, not LONG, HAS_START, ENTROPY, PREC,
         )  # fmt: skip
         dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)
@@ -150,11 +161,12 @@ def attended_walk_kernel(
         store_rows(dq, dq0 * scale, token, kept, h, H, 0, D, B, BD)
         if REACH == 2:
             left -= B
-            qt = load_rows(q, token + B, left, h, H, 0, D, B, BD)
-            dot = load_rows(do, token + B, left, h, H, 0, V, B, BV)
+            t0 = j0 + B
+            qt = load_rows(q, begin + t0, left, h, H, 0, D, B, BD)
+            dot = load_rows(do, begin + t0, left, h, H, 0, V, B, BV)
             p, ds = scores_back(
-                qt, dot, kt, vt, totals(numbers, j0 + B, left, B), shared1, slope1, j0 + B, j0,
-                start, T, window, scale, B, False, not LONG, HAS_START, ENTROPY, PREC,
+                qt, dot, kt, vt, numbers_of(lse, t0, left, B), shared1, slope1, t0, j0, start,
+                T, window, scale, B, False, not LONG, HAS_START, ENTROPY, PREC,
             )  # fmt: skip
             dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)
             dkt = tl.dot(tl.trans(ds), qt, dkt, input_precision=PREC)
@@ -166,10 +178,10 @@ def attended_walk_kernel(
         qt = load_rows(q, begin + t0, left, h, H, 0, D, B, BD)
         dot = load_rows(do, begin + t0, left, h, H, 0, V, B, BV)
         shared1, slope1 = slopes_of(
-            o, entropy, dot, dentropy, begin + t0, left, h, H, V, BV, B, ENTROPY
+            o, dots, entropy, dot, dentropy, begin + t0, t0, left, h, H, V, BV, B, ENTROPY
         )
         p, ds = scores_back(
-            qt, dot, kt, vt, totals(numbers, t0, left, B), shared1, slope1, t0, j0, start,
+            qt, dot, kt, vt, numbers_of(lse, t0, left, B), shared1, slope1, t0, j0, start,
             T, window, scale, B, False, True, HAS_START, ENTROPY, PREC,
         )  # fmt: skip
         dvt = tl.dot(tl.trans(p), dot, dvt, input_precision=PREC)

@@ -15,7 +15,15 @@ are left to the queries' kernel.
 import triton
 import triton.language as tl
 
-from vort.ops.gpu.parts import fence_loads, keep_branch, load_column, load_rows, store_rows
+from vort.ops.gpu.parts import (
+    fence_loads,
+    keep_branch,
+    load_column,
+    load_rows,
+    narrow,
+    store_rows,
+    widen,
+)
 
 from .tiles import (
     column_factors,
@@ -36,10 +44,10 @@ from .tiles import (
 @triton.jit
 def normalized(ot, dot, d, eps):
     """``scaled`` and ``shift`` of some rows."""
-    part = (dot.to(tl.float32) / (tl.abs(d) + eps)[:, None]).to(dot.dtype)
+    part = narrow(widen(dot) * (1.0 / (tl.abs(d) + eps))[:, None], dot.dtype)
     # of what is handed on, rounded as it is: the two nearly cancel where values have a mean
     sign = tl.where(d > 0, 1.0, tl.where(d < 0, -1.0, 0.0))
-    return part, -sign * tl.sum(ot.to(tl.float32) * part.to(tl.float32), axis=1)
+    return part, -sign * tl.sum(widen(ot) * widen(part), axis=1)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -196,7 +204,7 @@ def query_kernel(
         if NORM == 1:
             da += shiftt[:, None]
         writet = load_scales(write, c0, m, h, H, scales, S, BT)
-        col = (column_factors(rates, (block - j) * BT, BT) * writet).to(dtype)
+        col = (column_factors(rates, (block - j) * BT, BT, BT) * writet).to(dtype)
         w = tl.dot(rowr, tl.trans(col), input_precision=PREC)
         if j == block:
             keep_branch(j)
@@ -230,6 +238,196 @@ def query_kernel(
         tl.store(dlog_decay + where, dlog)
 
     store_rows(dq, dqt, t0, n, h, H, 0, K, BT, BK)
+    if HAS_READ:
+        store_rows(dread, dr, t0, n, h, H, 0, S, BT, SP)
+
+
+@triton.jit
+def query_columns(
+    qt, dot, kt, vt, writet, own, own_sum, rowr, row, rates, shiftt, lead, dqt, dr,
+    BT: tl.constexpr, CT: tl.constexpr, NORM: tl.constexpr, HAS_READ: tl.constexpr,
+    SELF: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """``dqt`` and ``dr`` of a block of rows, with what CT columns add to them.
+
+    lead: tokens from the first column to the first row. own: write weights of the rows, and own_sum
+    their sums over scales, times read weights; None where columns come before all rows.
+    """
+    dtype = qt.dtype
+    lags = lead + tl.arange(0, BT)[:, None] - tl.arange(0, CT)[None, :]
+    da = tl.dot(dot, tl.trans(vt), input_precision=PREC)
+    col = (column_factors(rates, lead, BT, CT) * writet).to(dtype)
+    w = tl.dot(rowr, tl.trans(col), input_precision=PREC)
+    if NORM == 1:
+        da += shiftt[:, None]
+    if own is not None:
+        w = tl.where(lags > 0, w, 0.0)
+        if SELF:
+            w = tl.where(lags == 0, own_sum[:, None], w)
+    dp = da * w
+    if NORM == 2:
+        plain = tl.zeros([BT, CT], dtype=tl.float32) + shiftt[:, None]
+        if own is not None:
+            plain = tl.where((lags > 0) | ((lags == 0) & SELF), plain, 0.0)
+        dp += plain
+    dqt = tl.dot(dp.to(dtype), kt, dqt, input_precision=PREC)
+    if HAS_READ:
+        dw = da * tl.dot(qt, tl.trans(kt), input_precision=PREC)
+        if own is not None:
+            if SELF:
+                dr += tl.sum(tl.where(lags == 0, dw, 0.0), axis=1)[:, None] * own
+            dw = tl.where(lags > 0, dw, 0.0)
+        dr += row * tl.dot(dw.to(dtype), col, input_precision=PREC)
+    return dqt, dr
+
+
+@triton.jit(do_not_specialize=["T", "SPANS", "rate_h"])
+def lean_query_kernel(
+    q, k, v, write, read, log_decay, G, b, o, do, den, scaled, shift, shift_out, dq, dread,
+    dlog_decay, table, wanted, T, SPANS, rate_h, eps,
+    H: tl.constexpr, S: tl.constexpr, SP: tl.constexpr, K: tl.constexpr,
+    V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BT: tl.constexpr,
+    NORM: tl.constexpr, HAS_READ: tl.constexpr, DECAY_GRAD: tl.constexpr, SELF: tl.constexpr,
+    VARLEN: tl.constexpr, PREC: tl.constexpr, WHOLE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """:func:`query_kernel` where V is at most BV and decays have no gradient.
+
+    WHOLE: every span is full. PARTS: of a block of columns, 1 or 2; products of half a block need
+    fewer registers, so that more programs run at once.
+    """
+    tl.static_assert(V <= BV)
+    tl.static_assert(not DECAY_GRAD)
+    BLOCKS: tl.constexpr = SPAN // BT
+    CT: tl.constexpr = BT // PARTS
+    pid = tl.program_id(0)
+    block = pid % BLOCKS
+    h = (pid // BLOCKS) % H
+    span = pid // (BLOCKS * H)
+    start, end = span_bounds(span, table, T, SPANS, SPAN, VARLEN)
+    t0 = start + block * BT
+    if not WHOLE:
+        if t0 >= end:
+            return
+    n = (end - t0).to(tl.int32)
+    limit = n  # None: no mask for tokens
+    if WHOLE:
+        limit = None
+    state_rows = None  # a state is K rows of V numbers
+    if K < BK:
+        state_rows = K
+    at = tl.arange(0, BT)
+    slot = (span * H + h).to(tl.int64)
+    if wanted is not None:
+        if tl.load(wanted + span * BLOCKS + block) == 0:
+            if NORM > 0:
+                still = tl.zeros([BT], dtype=tl.float32)
+                tl.store(shift_out + slot * SPAN + block * BT + at, still)
+                if o is not None:
+                    tl.store(shift + (t0 + at) * H + h, still, mask=at < n)
+                    nothing = tl.zeros([BT, BV], dtype=tl.float32)
+                    store_rows(scaled, nothing, t0, n, h, H, 0, V, BT, BV)
+            store_rows(dq, tl.zeros([BT, BK], dtype=tl.float32), t0, n, h, H, 0, K, BT, BK)
+            if HAS_READ:
+                store_rows(dread, tl.zeros([BT, SP], dtype=tl.float32), t0, n, h, H, 0, S, BT, SP)
+            return
+    scales = tl.arange(0, SP)
+    qt = load_rows(q, t0, limit, h, H, 0, K, BT, BK)
+    dtype = qt.dtype
+    dot = load_rows(do, t0, limit, h, H, 0, V, BT, BV)
+    shiftt = None
+    if NORM > 0:
+        if o is None:
+            shiftt = load_column(shift, t0, limit, h, H, 0, 1, BT)
+        else:
+            ot = load_rows(o, t0, limit, h, H, 0, V, BT, BV)
+            dot, shiftt = normalized(ot, dot, load_column(den, t0, limit, h, H, 0, 1, BT), eps)
+            store_rows(scaled, dot, t0, limit, h, H, 0, V, BT, BV)
+            tl.store(shift + (t0 + at) * H + h, shiftt, mask=at < n)
+        tl.store(shift_out + slot * SPAN + block * BT + at, shiftt)
+    rates = load_rates(log_decay, h, rate_h, scales, S)
+    since = (at + block * BT + 1).to(tl.float32)
+    dqt = tl.zeros([BT, BK], dtype=tl.float32)
+    dr = tl.zeros([BT, SP], dtype=tl.float32)
+
+    for s in range(remembered(rates, block * BT, S, SP)):
+        f = tl.exp2(load_rates(log_decay, h, rate_h, s, S) * since)
+        if HAS_READ:
+            r = load_column(read, t0, limit, h, H, s, S, BT)
+        g = load_rows(G, (slot * S + s) * K, state_rows, 0, 1, 0, V, BK, BV)
+        fence_loads(s)
+        z = tl.dot(dot, tl.trans(g), input_precision=PREC)
+        # scaled after the sums over features: one product less for each element
+        if HAS_READ:
+            found = f * tl.sum(widen(qt) * z, axis=1)
+            dr += tl.where(scales[None, :] == s, found[:, None], 0.0)
+            f *= r
+        dqt += f[:, None] * z
+
+    if HAS_READ:
+        readt = load_scales(read, t0, limit, h, H, scales, S, BT)
+    if NORM == 1:
+        bw = load_normalizer(b, slot, scales, S, K, BK)
+        bt = bw.to(dtype)
+        f2 = tl.exp2(rates[None, :] * since[:, None]) * shiftt[:, None]
+        if HAS_READ:
+            dr += f2 * tl.trans(tl.dot(bt, tl.trans(qt), input_precision=PREC))
+            f2 *= readt
+        ft = f2.to(dtype)
+        dqt = tl.dot(ft, bt, dqt, input_precision=PREC)
+        if dtype != tl.float32:
+            # where values have a mean this nearly cancels what the states add: it needs more bits
+            dqt = tl.dot(ft, (bw - bt.to(tl.float32)).to(dtype), dqt, input_precision=PREC)
+            dqt = tl.dot((f2 - ft.to(tl.float32)).to(dtype), bt, dqt, input_precision=PREC)
+    elif NORM == 2:
+        ks = tl.arange(0, BK)
+        b0 = tl.load(b + slot * K + ks, mask=ks < K, other=0.0)
+        dqt += shiftt[:, None] * b0[None, :]
+
+    row = row_factors(rates, 0, BT)
+    rowr = row
+    if HAS_READ:
+        rowr = row * readt
+    rowr = rowr.to(dtype)
+    # blocks of the span before its own, which are full
+    for j in range(block * PARTS):
+        c0 = start + j * CT
+        kj = load_rows(k, c0, None, h, H, 0, K, CT, BK)
+        vj = load_rows(v, c0, None, h, H, 0, V, CT, BV)
+        wj = load_scales(write, c0, None, h, H, scales, S, CT)
+        fence_loads(j)
+        dqt, dr = query_columns(
+            qt, dot, kj, vj, wj, None, None, rowr, row, rates, shiftt, block * BT - j * CT,
+            dqt, dr, BT, CT, NORM, HAS_READ, SELF, PREC,
+        )  # fmt: skip
+    # its own; read weights are loaded again, so that they need no registers above
+    own = load_scales(write, t0, limit, h, H, scales, S, BT)
+    own_sum = own
+    if HAS_READ:
+        readt = load_scales(read, t0, limit, h, H, scales, S, BT)
+        own_sum *= readt
+    own_sum = tl.sum(own_sum, axis=1)
+    kt = load_rows(k, t0, limit, h, H, 0, K, CT, BK)
+    vt = load_rows(v, t0, limit, h, H, 0, V, CT, BV)
+    wt = load_scales(write, t0, limit, h, H, scales, S, CT)
+    if PARTS == 2:
+        c0 = t0 + CT
+        rest = limit
+        if not WHOLE:
+            rest = n - CT
+        k2 = load_rows(k, c0, rest, h, H, 0, K, CT, BK)
+        v2 = load_rows(v, c0, rest, h, H, 0, V, CT, BV)
+        w2 = load_scales(write, c0, rest, h, H, scales, S, CT)
+    dqt, dr = query_columns(
+        qt, dot, kt, vt, wt, own, own_sum, rowr, row, rates, shiftt, 0,
+        dqt, dr, BT, CT, NORM, HAS_READ, SELF, PREC,
+    )  # fmt: skip
+    if PARTS == 2:
+        dqt, dr = query_columns(
+            qt, dot, k2, v2, w2, own, own_sum, rowr, row, rates, shiftt, -CT,
+            dqt, dr, BT, CT, NORM, HAS_READ, SELF, PREC,
+        )  # fmt: skip
+
+    store_rows(dq, dqt, t0, limit, h, H, 0, K, BT, BK)
     if HAS_READ:
         store_rows(dread, dr, t0, n, h, H, 0, S, BT, SP)
 
@@ -316,7 +514,7 @@ def key_kernel(
         if DECAY_GRAD:
             dlog += tl.sum(dw * writet * until[:, None], axis=0)
 
-    col = column_factors(rates, 0, BT)
+    col = column_factors(rates, 0, BT, BT)
     colw = (col * writet).to(dtype)
     # blocks of the span from its own on
     first, last = block, tl.cdiv(n, BT) + block

@@ -108,7 +108,7 @@ def output_kernel(
         kt = load_rows(k, c0, m, h, H, 0, K, BT, BK)
         vt = load_rows(v, c0, m, h, H, vb * BV, V, BT, BV)
         writet = load_scales(write, c0, m, h, H, scales, S, BT)
-        col = (column_factors(rates, (block - j) * BT, BT) * writet).to(dtype)
+        col = (column_factors(rates, (block - j) * BT, BT, BT) * writet).to(dtype)
         fence_loads(j)
         p = tl.dot(qt, tl.trans(kt), input_precision=PREC)
         w = tl.dot(row, tl.trans(col), input_precision=PREC)

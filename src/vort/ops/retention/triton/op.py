@@ -14,7 +14,7 @@ from vort.ops.gpu.launcher import Tile, dense, launch, power_of_two
 from vort.ops.retention.inputs import Inputs, b_rows, count_sequences
 from vort.ops.retention.state import RetentionState
 
-from .backward import key_kernel, normalizer_kernel, query_kernel
+from .backward import key_kernel, lean_query_kernel, normalizer_kernel, query_kernel
 from .forward import output_kernel
 from .pairs import pairs_pay, retention_pairs
 from .spans import Spans, cdiv, rate_stride
@@ -244,11 +244,13 @@ def _backward(inputs: Inputs, kept: Tensors, grads: Tensors, needs: Sequence[boo
         first, carry = (G_first, b_first), (G, b)
         G, b, *_ = _states(p, k, v, write, log_decay, first, keep_last=False, carry=carry)
     dq, dread = torch.empty_like(q), None if read is None else torch.empty_like(read)
+    parts, tile = tiling.query_form(decay_grad)
     launch(
-        query_kernel, p.row_blocks * p.heads,
+        lean_query_kernel if parts else query_kernel, p.row_blocks * p.heads,
         q, k, v, write, read, log_decay, G, b, o if scaled is not None else None, do, den, scaled,
         shift, by_span, dq, dread, row_part, p.table, wanted, p.length, p.spans, rate_h,
-        inputs.eps, BV=tiling.query.columns, tile=tiling.query, **flags,
+        inputs.eps, BV=tiling.query.columns, tile=tile, **flags,
+        **({"WHOLE": p.whole, "PARTS": parts} if parts else {}),
     )  # fmt: skip
     do = do if scaled is None else scaled
 

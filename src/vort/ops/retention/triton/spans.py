@@ -51,6 +51,22 @@ class Tiling:
     key: Tile
     precision: str
 
+    def query_form(self, decay_grad: bool) -> tuple[int, Tile]:
+        """Parts of a block of columns that `lean_query_kernel` takes at a time, and its launch.
+
+        0: it is left to `query_kernel`, which has room for all. Halves leave 168 registers, and
+        three programs on a multiprocessor instead of two. Where there is more to hold (gradients
+        to decays, many scales), or keys and values differ in width, ptxas 12.8 spills, or mixes up
+        descriptors; in spans of two blocks it takes products of halves apart.
+        """
+        widths = self.keys, self.query.columns
+        served = self.rows == 64 and self.query.warps == 4 and self.scales <= 16
+        if decay_grad or not served:
+            return 0, self.query
+        if max(widths) <= 64 and self.span > 2 * self.rows:
+            return 2, self.query._replace(registers=168)
+        return int(min(widths) > 64), self.query
+
 
 @lru_cache(maxsize=256)
 def choose_tiling(
@@ -157,6 +173,11 @@ class Spans:
         """
         width = self.key_dim + self.value_dim
         return self.num_scales * self.key_dim * self.value_dim <= width * self.tiling.span
+
+    @property
+    def whole(self) -> bool:
+        """Whether every span is full."""
+        return self.cu is None and self.length % self.tiling.span == 0
 
     @property
     def row_blocks(self) -> int:

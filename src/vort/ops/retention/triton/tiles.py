@@ -48,15 +48,22 @@ def wanted_blocks(wanted, span, block, BLOCKS: tl.constexpr):
 
 @triton.jit
 def load_scales(ptr, t0, n, h, H: tl.constexpr, s, S: tl.constexpr, BT: tl.constexpr):
-    """Columns ``s`` (a vector, entries >= S read as zero) of a ``[tokens, H, S]`` tensor."""
+    """Columns ``s`` (a vector, entries >= S read as zero) of a ``[tokens, H, S]`` tensor.
+
+    n: see :func:`load_rows`.
+    """
     if S == 1:
         # not as a tile, of which one number in a row would be loaded
         x = tl.where(s[None, :] == 0, load_column(ptr, t0, n, h, H, 0, 1, BT)[:, None], 0.0)
     else:
         rows = tl.arange(0, BT)
         base = ptr + (t0 * H + h) * S
-        mask = (rows[:, None] < n) & (s[None, :] < S)
-        x = tl.load(base + rows[:, None] * (H * S) + s[None, :], mask=mask, other=0.0)
+        if n is not None:
+            mask = (rows[:, None] < n) & (s[None, :] < S)
+            x = tl.load(base + rows[:, None] * (H * S) + s[None, :], mask=mask, other=0.0)
+        else:
+            at = rows[:, None] * (H * S) + s[None, :]
+            x = tl.load(base + at, mask=s[None, :] < S, other=0.0)
     return x.to(tl.float32)
 
 
@@ -121,18 +128,18 @@ def row_factors(rates, lead, BT: tl.constexpr):
 
 
 @triton.jit
-def column_factors(rates, lead, BT: tl.constexpr):
-    """``[BT, scales]``: what a block of columns i leaves in each scale.
+def column_factors(rates, lead, BT: tl.constexpr, CT: tl.constexpr):
+    """``[CT, scales]``: what CT columns i, a block or a part of one, leave in each scale.
 
     ``exp(l (t-i)) = exp(l (t-m)) exp(l (m-i))`` with m the middle of a block: a product over scales
-    instead of S exponentials for each (t, i). ``lead``, the tokens from the columns' block to the
-    rows', goes to either side. In a block with itself exponents reach from -BT/2 to BT/2 steps; a
-    scale too fast for that in float32 is slowed down beyond lag 1, which it still meets exactly:
-    the weight of lag 2 is then too large by at most 2**-8.9 of that of lag 0 in blocks of 64, less
-    than bfloat16 sees, and by 2**-27 in blocks of 16. Lag 0 is left to the caller.
+    instead of S exponentials for each (t, i). ``lead``, the tokens from the first column to the
+    first row, goes to either side. In a block with itself exponents reach from -BT/2 to BT/2
+    steps; a scale too fast for that in float32 is slowed down beyond lag 1, which it still meets
+    exactly: the weight of lag 2 is then too large by at most 2**-8.9 of that of lag 0 in blocks of
+    64, less than bfloat16 sees, and by 2**-27 in blocks of 16. Lag 0 is left to the caller.
     """
     slow = _slow(rates, BT)
-    steps = (lead + BT // 2 - tl.arange(0, BT)).to(tl.float32)
+    steps = (lead + BT // 2 - tl.arange(0, CT)).to(tl.float32)
     return tl.exp2((rates - slow)[None, :] + slow[None, :] * steps[:, None])
 
 
