@@ -70,7 +70,7 @@ MODELS = ("vort", "vort_s12", "llama", "retnet", "gla")
 PARTS = [
     (
         "retention",
-        r"^((key|query|output|normalizer|state|weights)_kernel|carry|chunk_|fused_recurrent)",
+        r"^((key|(lean_)?query|output|normalizer|state|weights)_kernel|carry|chunk_|fused_recurrent)",
     ),
     ("full attention", r"flash|fmha"),
     ("local attention", r"attend|local|rotate|rope"),

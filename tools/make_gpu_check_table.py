@@ -29,13 +29,14 @@ FILES = (
     *("gpu_check_gated", "gpu_check_pairs", "gpu_check_pairs_gated", "gpu_check_scales"),
     *("gpu_check_heads_float32", "gpu_check_autocast", "gpu_check_heads_and_steps"),
     *("gpu_check_rest", "gpu_check_rivals", "gpu_check_nineteen", "gpu_check_steps"),
+    *("gpu_check_step_bf16", "gpu_check_step_float32"),
 )
 COMMITS = {"gpu_check_kernels": "f71223b"}  # the file lacks it
 # A part, and how its cases begin; the first that fits.
 PARTS = {
     "retention at places asked for": r"retention .*asked=",
     "retention": "retention",
-    "local attention": "local attention",
+    "local attention": "local attention|sums left for the window",
     "heads: convolution, norm, RoPE, features": "heads(?!,)",
     "Hedgehog map": "hedgehog",
     "FAVOR+": "favor",
